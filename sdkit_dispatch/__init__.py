@@ -1,0 +1,33 @@
+"""Compiles Stable Diffusion for the hardware at hand, checks it, and runs it without PyTorch.
+
+    >>> from sdkit_dispatch import Choice, Dispatcher
+    >>> with Dispatcher() as dispatcher:
+    ...     devices = dispatcher.devices
+    ...     decision = dispatcher.plan(Choice(gpu="cpu"))
+    ...     built = dispatcher.build("sample", Choice(gpu="cpu"))
+    ...     pipeline = dispatcher.load("sample", Choice(gpu="cpu"))
+    ...     answer = pipeline.generate("a red seven", seed=1)
+    >>> answer.images.shape
+    (1, 32, 32, 3)
+
+Importing this package imports no vendor runtime, and nothing heavy before it is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .version import __version__
+
+if TYPE_CHECKING:
+    from .api import Choice, Dispatcher
+
+__all__ = ["Choice", "Dispatcher", "__version__"]
+
+
+def __getattr__(name: str) -> Any:  # Any: whatever the name is
+    if name in ("Choice", "Dispatcher"):
+        from . import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,296 @@
+"""The records that flow through sdkit-dispatch, and the protocols that a vendor implements.
+
+Data flows one way: `Device` -> `Plan` -> `BuildRequest` -> `Engine` -> result. Every record is
+frozen, is made from the one before it, and survives JSON (`record_to_json`, `record_from_json`).
+
+A vendor package holds a plain-data `VendorSpec` in its `__init__.py`, importing no runtime, and
+an adapter class in `adapter.py` that implements `Vendor`. The adapter lives in a worker process:
+it may import its runtime at module level, and a crash of it costs nobody but the worker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+
+SCHEMA_VERSION = 1
+"""Of every record below; part of an engine's key and of every JSON document we print."""
+
+DeviceKind = Literal["discrete", "integrated", "npu", "cpu"]
+Precision = Literal["fp32", "fp16", "bf16", "int8", "q8_0", "q5_0", "q4_0"]
+Shapes = Mapping[str, tuple[int, ...]]
+"""Input name -> static shape."""
+Arrays = Mapping[str, Any]
+"""Tensor name -> numpy.ndarray (`Any`: the contract does not import numpy)."""
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Something that keeps a device from being used fully, and what to do about it."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """A processor of this machine, or (`is_absent`) one that an engine is built for ahead of time.
+
+    Attributes:
+        id: Stable name: "cpu", "pci:0000:01:00.0", "uuid:GPU-...", "uuid:MIG-..." or "luid:...".
+        maker: "nvidia", "amd", "intel", "apple", ... or the PCI vendor id ("1af4") if unknown.
+        arch: "sm_89", "gfx1201", "xe2-hpg", "x86_64", "arm64"; empty if unknown.
+        pci_id: "10de:2684"; empty for a device that is not on a PCI bus.
+        memory_bytes: Memory that the device owns; None if unknown, 0 if it only borrows.
+        driver: Driver version as the driver says it; empty if unknown or without a driver.
+        problems: Why it cannot be used fully, each with a remedy.
+        sources: Field name -> where the fact came from ("NVML", "/sys/bus/pci/...").
+    """
+
+    id: str
+    kind: DeviceKind
+    maker: str
+    name: str
+    arch: str = ""
+    pci_id: str = ""
+    pci_address: str = ""
+    uuid: str = ""
+    luid: str = ""
+    memory_bytes: int | None = None
+    driver: str = ""
+    problems: tuple[Problem, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+    is_absent: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class VendorSpec:
+    """What the core must know of a vendor before any of its code runs.
+
+    Attributes:
+        extra: Name of the extra of the distribution that brings the vendor's runtime.
+        adapter: "module:Class", imported in the worker only.
+        pci_vendors: PCI vendor ids ("8086") it serves; empty for any.
+        platforms: "linux-x86_64", "windows-x86_64", "macos-arm64", ...; empty for any.
+        rank: Order among vendors that serve the same device, lowest first. None: a vendor that is
+            used only when named.
+        revision: Raised whenever the adapter compiles differently; part of an engine's key.
+        runtime_packages: Distributions that hold the runtime; all must be installed.
+        conflicts: Distributions that overwrite the runtime's files; none may be installed.
+    """
+
+    name: str
+    extra: str
+    adapter: str
+    device_kinds: tuple[DeviceKind, ...]
+    revision: int
+    rank: int | None = None
+    pci_vendors: tuple[str, ...] = ()
+    platforms: tuple[str, ...] = ()
+    runtime_packages: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejection:
+    """A "no": why a vendor does not serve a device, and what would change that."""
+
+    vendor: str
+    code: str
+    reason: str
+    hint: str = ""
+    device: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A vendor that will serve a device, how, and why.
+
+    Attributes:
+        precision: What the engine is built for; what really runs is in `Session.facts`.
+        target: What the engine is bound to: "sm_89", "gfx1100", "isa=avx2", "driver=..."; empty
+            if it runs anywhere.
+        runtime: As `Vendor.probe` names it: "openvino 2026.4.1"; empty while only installable.
+        options: The vendor's own options, complete; all of them are part of an engine's key.
+        state: "installable": planned from the support table, confirmed once it is installed.
+        reasons: Sentences, most important first.
+    """
+
+    vendor: str
+    device: Device
+    precision: Precision
+    target: str = ""
+    runtime: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)  # Any: each vendor owns its values
+    state: Literal["ready", "installable"] = "ready"
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildRequest:
+    """Everything that decides what an engine computes and where it can run, and nothing else.
+
+    Attributes:
+        graph_digest: sha256 of the ONNX file.
+        weights_digest: sha256 over the external data files; empty if the weights are inside.
+        shapes: The static shape of every input of the graph.
+    """
+
+    vendor: str
+    revision: int
+    runtime: str
+    target: str
+    component: str
+    graph_digest: str
+    weights_digest: str
+    precision: Precision
+    shapes: Shapes
+    options: Mapping[str, Any] = field(default_factory=dict)  # Any: each vendor owns its values
+    schema: int = SCHEMA_VERSION
+
+    @property
+    def key(self) -> str:
+        """The sha256 of the canonical JSON of this request: the name of its engine."""
+        text = json.dumps(record_to_json(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """Compiled files of one component.
+
+    Attributes:
+        folder: Holds the vendor's files; read-only for the vendor once compiled.
+        onnx: The component's ONNX file on this machine, for an engine that maps its weights.
+    """
+
+    key: str
+    request: BuildRequest
+    folder: str
+    onnx: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSpec:
+    """Name, dtype ("float32", "int64", as numpy has them) and shape of an input or output."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """One report of long work.
+
+    Attributes:
+        phase: A few words: "compile unet", "denoise".
+        fraction: 0..1 within the phase; None if it cannot be known.
+    """
+
+    phase: str
+    fraction: float | None = None
+
+
+Report = Callable[[Progress], None]
+"""Called often by long work. Raises `errors.CancelledByUser` once the user has cancelled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateRequest:
+    """One call of text to image; `batch` images with the seeds `seed`, `seed + 1`, ...
+
+    Attributes:
+        scheduler: "euler", "euler_a", "ddim", "dpmpp_2m", "dpmpp_2m_karras" or "lcm".
+        guidance: CFG scale; 1 or less means no guidance.
+    """
+
+    prompt: str
+    negative_prompt: str = ""
+    width_px: int
+    height_px: int
+    steps: int = 20
+    guidance: float = 7.0
+    seed: int = 0
+    batch: int = 1
+    scheduler: str = "dpmpp_2m"
+
+
+@runtime_checkable
+class Session(Protocol):
+    """A loaded engine.
+
+    `facts` says what really runs: at least "device" and "precision", as the runtime reports them.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    facts: Mapping[str, str]
+
+    def run(self, feeds: Arrays) -> dict[str, Any]:
+        """Computes all outputs. The caller may keep the arrays: they are never written again."""
+
+    def close(self) -> None:
+        """Frees device memory; a second call does nothing."""
+
+
+class Vendor(Protocol):
+    """What an adapter class implements. It is constructed without arguments, in a worker."""
+
+    def probe(self, device: Device) -> str | Rejection:
+        """Tries the runtime on that device. Returns e.g. "openvino 2026.4.1"; never raises."""
+
+    def plan(
+        self, device: Device, precision: Precision | None, options: Mapping[str, Any]
+    ) -> Plan | Rejection:
+        """Chooses precision (None: the vendor's best) and target; touches no file.
+
+        Raises:
+            ConfigError: An option is unknown or has a wrong value.
+        """
+
+    def compile(
+        self, request: BuildRequest, onnx: Path, out: Path, *, device: Device, report: Report
+    ) -> None:
+        """Compiles `onnx` and writes only under the empty folder `out`.
+
+        Reads neither environment variables nor the clock: the same request gives an equivalent
+        engine.
+
+        Raises:
+            CompileError: With the runtime's own words.
+        """
+
+    def load(self, engine: Engine, device: Device) -> Session:
+        """Opens an engine; never compiles, never modifies `engine.folder`.
+
+        Raises:
+            CacheError: The files are damaged, or of another runtime.
+        """
+
+
+def record_to_json(record: Any) -> Any:
+    """Returns a record of this module as plain JSON data (dicts, lists, strings, numbers)."""
+    import msgspec  # late: `devices` and `--help` do without
+
+    return msgspec.to_builtins(record)
+
+
+def record_from_json(kind: type[Record], data: Any) -> Record:
+    """Returns the record that `data` describes.
+
+    Raises:
+        ValueError: A field is missing or has another type; says which.
+    """
+    import msgspec
+
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
