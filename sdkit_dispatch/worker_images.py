@@ -1,0 +1,139 @@
+"""The child side of image generation: a diffusion pipeline over the worker's own sessions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .contract import (
+    Arrays,
+    Engine,
+    GenerateRequest,
+    Report,
+    Session,
+    Shapes,
+    record_from_json,
+)
+from .diffusion.pipeline import DiffusionPipeline
+from .errors import RunError
+from .pipeline_files import read_pipeline
+
+Params = Mapping[str, Any]  # Any: JSON data
+
+
+class ImageDesk:
+    """Keeps the pipelines of a worker, with the sessions that they have open.
+
+    The parameters of a request: `pipeline` (folder), `memo` (folder or None), `engines` (records
+    of all components at the shapes that the request needs), `device`, `keep_loaded`.
+    """
+
+    def __init__(self, open_engine: Callable[[Engine, Any], Session]) -> None:
+        self._open_engine = open_engine
+        self._pipelines: dict[str, DiffusionPipeline] = {}
+        self._engines: dict[tuple[str, str], Engine] = {}
+        self._device: Any = None  # JSON data of the device of the current request
+
+    def generate(
+        self, params: Params, request: GenerateRequest, arrays: Arrays, report: Report
+    ) -> tuple[dict[str, Any], Arrays]:
+        """Makes images; tensor `latents`, if given, is the noise to start from."""
+        pipeline = self._pipeline(params)
+        result = pipeline.generate(request, report, latents=arrays.get("latents"))
+        facts = {
+            "seeds": list(result.seeds),
+            "timings": dict(result.timings),
+            "facts": {name: dict(facts) for name, facts in result.facts.items()},
+        }
+        return facts, {"images": result.images, "latents": result.latents}
+
+    def record(
+        self, params: Params, request: GenerateRequest, report: Report
+    ) -> tuple[dict[str, Any], Arrays]:
+        """Runs a request once and returns the first `cases` calls of every component."""
+        calls: dict[str, Any] = {}
+        engines = self._table(params)
+        limit = int(params["cases"])
+
+        def open_session(component: str, shapes: Shapes) -> Session:
+            session = self._open_engine(engines[component, shapes_key(shapes)], params["device"])
+            return RecordingSession(session, component, calls, limit)
+
+        pipeline = read_pipeline(Path(params["pipeline"]), memo=_memo(params))
+        with DiffusionPipeline(pipeline, open_session, keep_loaded=False) as running:
+            running.generate(request, report)
+        return {}, calls
+
+    def _pipeline(self, params: Params) -> DiffusionPipeline:
+        self._device = params["device"]
+        self._engines.update(self._table(params))
+        folder = params["pipeline"]
+        if folder not in self._pipelines:
+            for other in self._pipelines.values():
+                other.close()
+            self._pipelines = {
+                folder: DiffusionPipeline(
+                    read_pipeline(Path(folder), memo=_memo(params)),
+                    self._open,
+                    keep_loaded=bool(params["keep_loaded"]),
+                )
+            }
+        return self._pipelines[folder]
+
+    def _open(self, component: str, shapes: Shapes) -> Session:
+        engine = self._engines.get((component, shapes_key(shapes)))
+        if engine is None:
+            raise RunError(
+                f"no engine of {component} for the shapes {dict(shapes)} was handed over"
+            )
+        return self._open_engine(engine, self._device)
+
+    @staticmethod
+    def _table(params: Params) -> dict[tuple[str, str], Engine]:
+        engines = [record_from_json(Engine, entry) for entry in params["engines"]]
+        return {
+            (engine.request.component, shapes_key(engine.request.shapes)): engine
+            for engine in engines
+        }
+
+
+class RecordingSession:
+    """A session that keeps what it was fed and what it answered."""
+
+    def __init__(self, session: Session, component: str, calls: dict[str, Any], limit: int) -> None:
+        self.inputs = session.inputs
+        self.outputs = session.outputs
+        self.facts = session.facts
+        self._session = session
+        self._component = component
+        self._calls = calls
+        self._limit = limit
+        prefix = f"{component}/"
+        self._count = len({name.split("/")[1] for name in calls if name.startswith(prefix)})
+
+    def run(self, feeds: Arrays) -> dict[str, Any]:  # Any: numpy.ndarray
+        """As `Session.run`."""
+        outputs = self._session.run(feeds)
+        if self._count < self._limit:
+            for side, arrays in (("feeds", feeds), ("outputs", outputs)):
+                for name, array in arrays.items():
+                    self._calls[f"{self._component}/{self._count}/{side}/{name}"] = np.array(array)
+            self._count += 1
+        return outputs
+
+    def close(self) -> None:
+        """As `Session.close`."""
+        self._session.close()
+
+
+def shapes_key(shapes: Shapes) -> str:
+    """Returns a canonical text of the shapes of all inputs."""
+    return json.dumps({name: list(shape) for name, shape in shapes.items()}, sort_keys=True)
+
+
+def _memo(params: Params) -> Path | None:
+    return Path(params["memo"]) if params.get("memo") else None

@@ -1,0 +1,195 @@
+"""The workers of one run: which environment serves a vendor, and what its probe said."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from .config import Config
+from .contract import (
+    Device,
+    Plan,
+    Precision,
+    Rejection,
+    VendorSpec,
+    record_from_json,
+    record_to_json,
+)
+from .env import Environment, resolve
+from .errors import VendorEnvError, WorkerError
+from .whole_file import write_whole
+from .worker_client import WorkerClient, WorkerSettings
+
+
+class Workers:
+    """Starts workers on demand and keeps one for each vendor. Use it as a context manager."""
+
+    def __init__(self, *, home: Path, config: Config, specs: Mapping[str, VendorSpec]) -> None:
+        self.specs = specs
+        self._home = home
+        self._config = config
+        self._clients: dict[str, WorkerClient] = {}
+        self._resolved: dict[str, Environment | Rejection] = {}
+
+    def environment(self, spec: VendorSpec) -> Environment | Rejection:
+        """Returns the environment that serves a vendor, or why there is none."""
+        if spec.name not in self._resolved:
+            self._resolved[spec.name] = resolve(spec, choice=self._config.env, home=self._home)
+        return self._resolved[spec.name]
+
+    def forget(self, spec: VendorSpec) -> None:
+        """Looks for the environment again at the next call: after an installation."""
+        self._resolved.pop(spec.name, None)
+        self.stop(spec)
+
+    def client(self, spec: VendorSpec) -> WorkerClient:
+        """Returns the running worker of a vendor; starts it if there is none, or it died."""
+        running = self._clients.get(spec.name)
+        if running is not None and running.is_alive:
+            return running
+        self.stop(spec)
+        self._clients[spec.name] = self.fresh(spec)
+        return self._clients[spec.name]
+
+    def fresh(self, spec: VendorSpec) -> WorkerClient:
+        """Starts a worker that the caller closes.
+
+        Raises:
+            VendorEnvError: No environment serves the vendor.
+            WorkerError: The process cannot be started.
+        """
+        environment = self.environment(spec)
+        if isinstance(environment, Rejection):
+            raise VendorEnvError(
+                f"the vendor '{spec.name}' is not ready: {environment.reason}", environment.hint
+            )
+        return WorkerClient(
+            spec,
+            python=environment.python,
+            is_isolated=environment.is_isolated,
+            settings=worker_settings(self._config),
+        )
+
+    def probe(
+        self,
+        spec: VendorSpec,
+        device: Device,
+        precision: Precision | None,
+        options: Mapping[str, Any],  # Any: each vendor owns its values
+    ) -> Plan | Rejection:
+        """Asks a vendor's worker whether and how it serves a device.
+
+        A "yes" is remembered for as long as the environment, the device and its driver are the
+        same, so that a second command need not load the runtime; a "no" is asked anew each time.
+        """
+        environment = self.environment(spec)
+        if isinstance(environment, Rejection):
+            return replace(environment, device=device.id)
+        question = [
+            spec.revision,
+            str(environment.python),
+            environment.fingerprint,
+            _newest_source(spec),
+            record_to_json(device),
+            precision,
+            dict(options),
+        ]
+        note = self._note(spec, question)
+        remembered = _read_note(note, question)
+        if remembered is not None:
+            return remembered
+        try:
+            client = self.client(spec)
+            runtime = client.probe(device)
+            if isinstance(runtime, Rejection):
+                return runtime
+            plan = client.plan(device, precision, options)
+        except WorkerError as error:
+            return Rejection(
+                vendor=spec.name,
+                code="worker-failed",
+                reason=error.message,
+                hint=error.hint,
+                device=device.id,
+            )
+        if isinstance(plan, Rejection):
+            return plan
+        plan = replace(plan, runtime=runtime)
+        _write_note(note, question, plan)
+        return plan
+
+    def _note(self, spec: VendorSpec, question: list[Any]) -> Path:  # Any: JSON data
+        text = json.dumps(question, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:32]
+        return self._home / "scratch" / "probes" / f"{spec.name}-{digest}.json"
+
+    def stop(self, spec: VendorSpec) -> None:
+        """Ends the worker of a vendor, if one runs."""
+        client = self._clients.pop(spec.name, None)
+        if client is not None:
+            client.close()
+
+    def close(self) -> None:
+        """Ends all workers."""
+        for name in list(self._clients):
+            self._clients.pop(name).close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def worker_settings(config: Config) -> WorkerSettings:
+    """Returns what of a config concerns workers."""
+    return WorkerSettings(
+        threads=config.threads,
+        timeouts_s={
+            "probe": config.probe_timeout_s,
+            "plan": config.probe_timeout_s,
+            "compile": config.compile_timeout_s,
+            "load": config.load_timeout_s,
+            "run": config.run_timeout_s,
+            "time": config.run_timeout_s,
+            "generate": config.run_timeout_s,
+            "record": config.run_timeout_s,
+        },
+    )
+
+
+def _newest_source(spec: VendorSpec) -> int:
+    """Returns when the vendor's package was last changed: a developer edits it in place."""
+    import importlib.util
+
+    found = importlib.util.find_spec(spec.adapter.partition(".")[0].partition(":")[0])
+    places = list(found.submodule_search_locations or ()) if found is not None else []
+    times = [path.stat().st_mtime_ns for place in places for path in Path(place).glob("*.py")]
+    return max(times, default=0)
+
+
+def _read_note(note: Path, question: list[Any]) -> Plan | None:  # Any: JSON data
+    try:
+        saved = json.loads(note.read_text(encoding="utf-8"))
+        if saved["question"] == json.loads(json.dumps(question)):
+            return record_from_json(Plan, saved["plan"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return None
+
+
+def _write_note(note: Path, question: list[Any], plan: Plan) -> None:  # Any: JSON data
+    text = json.dumps({"question": question, "plan": record_to_json(plan)})
+    with suppress(OSError):  # no loss: it will be asked again
+        write_whole(note, text.encode())
