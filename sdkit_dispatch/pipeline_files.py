@@ -1,0 +1,371 @@
+"""An exported ONNX pipeline folder -> its components, configuration files and digests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from .contract import SCHEMA_VERSION
+from .errors import PipelineError
+from .whole_file import write_whole
+
+if TYPE_CHECKING:
+    import onnx
+
+FAMILIES: Mapping[str, Literal["sd", "sdxl"]] = {
+    "StableDiffusionPipeline": "sd",
+    "StableDiffusionImg2ImgPipeline": "sd",
+    "StableDiffusionInpaintPipeline": "sd",
+    "LatentConsistencyModelPipeline": "sd",
+    "OnnxStableDiffusionPipeline": "sd",
+    "ORTStableDiffusionPipeline": "sd",
+    "StableDiffusionXLPipeline": "sdxl",
+    "ORTStableDiffusionXLPipeline": "sdxl",
+}
+"""`_class_name` of model_index.json -> family."""
+
+COMPONENTS: Mapping[str, tuple[str, ...]] = {
+    "sd": ("text_encoder", "unet", "vae_decoder"),
+    "sdxl": ("text_encoder", "text_encoder_2", "unet", "vae_decoder"),
+}
+"""The components that text to image needs, in the order they run."""
+OPTIONAL_COMPONENTS = ("vae_encoder",)
+TOKENIZERS: Mapping[str, tuple[str, ...]] = {
+    "sd": ("tokenizer",),
+    "sdxl": ("tokenizer", "tokenizer_2"),
+}
+MAX_JSON_BYTES = 8 << 20
+MAX_GRAPH_BYTES = (2 << 30) - 1
+"""Protobuf's own limit."""
+MEMO_FROM_BYTES = 32 << 20
+"""Smaller files are hashed each time: it costs a few milliseconds."""
+GRAPH_FACTS_REVISION = 2
+"""Raised when `_graph_facts` says something new."""
+RACY_S = 2.0
+"""A file changed more recently is not memoised: a second change could keep the same time stamp."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphTensor:
+    """An input or output of an ONNX graph.
+
+    Attributes:
+        dtype: As numpy has it: "float32", "int64".
+        dims: An int where the graph fixes the size, else the symbolic name ("" if it has none).
+    """
+
+    name: str
+    dtype: str
+    dims: tuple[int | str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """One graph of a pipeline.
+
+    Attributes:
+        name: "text_encoder", "text_encoder_2", "unet", "vae_decoder" or "vae_encoder".
+        external: External data files of the graph, all inside the folder of `onnx`, sorted.
+        dtype: Of most of its weights: "float32", "float16", "bfloat16", ...
+        weights_bytes: Size of the graph file and its external data together.
+    """
+
+    name: str
+    onnx: Path
+    inputs: tuple[GraphTensor, ...]
+    outputs: tuple[GraphTensor, ...]
+    external: tuple[Path, ...]
+    dtype: str
+    weights_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """A pipeline folder in the layout that optimum writes.
+
+    Attributes:
+        family: "sd" (one text encoder) or "sdxl" (two, with pooled output and time ids).
+        configs: "model_index", "scheduler", "unet", "vae_decoder", "text_encoder", ... -> the
+            parsed JSON file (`Any`: values are whatever diffusers wrote).
+        tokenizers: "tokenizer" and, for SDXL, "tokenizer_2" -> their folders.
+    """
+
+    folder: Path
+    family: Literal["sd", "sdxl"]
+    components: Mapping[str, Component]
+    configs: Mapping[str, Mapping[str, Any]]
+    tokenizers: Mapping[str, Path]
+
+
+def read_pipeline(folder: Path, *, memo: Path | None = None) -> Pipeline:
+    """Reads a pipeline folder; the weights are not read.
+
+    Args:
+        folder: Holds model_index.json.
+        memo: A folder for what was learned of unchanged graph files; may be lost at any time.
+
+    Raises:
+        PipelineError: Something is missing, broken, or points outside the folder; says what.
+    """
+    folder = Path(os.path.abspath(folder))
+    if not folder.is_dir():
+        is_file = folder.is_file()
+        raise PipelineError(
+            f"'{folder}' is {'a file' if is_file else 'not there'}; a pipeline folder was expected",
+            "give the folder that holds model_index.json",
+        )
+    index = _read_json(folder / "model_index.json")
+    class_name = index.get("_class_name")
+    family = FAMILIES.get(class_name) if isinstance(class_name, str) else None
+    if family is None:
+        raise PipelineError(
+            f"'{folder / 'model_index.json'}' names the pipeline class {class_name!r}; "
+            f"known are {', '.join(FAMILIES)}",
+            "export a Stable Diffusion 1.x, 2.x or XL pipeline",
+        )
+    configs = {"model_index": index, "scheduler": _read_json(_scheduler_file(folder))}
+    components: dict[str, Component] = {}
+    for name in (*COMPONENTS[family], *OPTIONAL_COMPONENTS):
+        onnx_file = folder / name / "model.onnx"
+        if name in OPTIONAL_COMPONENTS and not onnx_file.exists():
+            continue
+        components[name] = _read_component(name, onnx_file, memo)
+        configs[name] = _read_json(folder / name / "config.json")
+    tokenizers = {name: folder / name for name in TOKENIZERS[family]}
+    for name, place in tokenizers.items():
+        if not ((place / "tokenizer.json").is_file() or (place / "vocab.json").is_file()):
+            raise PipelineError(
+                f"'{place}' holds neither tokenizer.json nor vocab.json",
+                f"copy the folder '{name}' of the original model there",
+            )
+    return Pipeline(
+        folder=folder, family=family, components=components, configs=configs, tokenizers=tokenizers
+    )
+
+
+def component_digests(component: Component, *, memo: Path | None = None) -> tuple[str, str]:
+    """Returns the sha256 of the graph file, and one over all external data ("" without any).
+
+    Raises:
+        PipelineError: A file cannot be read.
+    """
+    graph = file_digest(component.onnx, memo=memo)
+    if not component.external:
+        return graph, ""
+    total = hashlib.sha256()
+    for path in component.external:
+        location = path.relative_to(component.onnx.parent).as_posix()
+        total.update(f"{location}\0{file_digest(path, memo=memo)}\0".encode())
+    return graph, total.hexdigest()
+
+
+def file_digest(path: Path, *, memo: Path | None = None) -> str:
+    """Returns the sha256 of a file.
+
+    A large file's digest is remembered under its path, size, inode, and the times of its last
+    modification and last status change. The latter cannot be set back by a program, so a file
+    that was changed with its modification time kept is hashed again. Windows has no such time in
+    `stat`: there every call hashes.
+
+    Raises:
+        PipelineError: The file cannot be read.
+    """
+    try:
+        before = path.stat()
+        mark = [before.st_size, before.st_ino, before.st_dev, before.st_mtime_ns]
+        mark += [before.st_ctime_ns, SCHEMA_VERSION]
+        note = _memo_file(memo, path) if before.st_size >= MEMO_FROM_BYTES else None
+        remembered = _read_memo(note, mark)
+        if isinstance(remembered, str):
+            return remembered
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        after = path.stat()
+    except OSError as error:
+        raise PipelineError(f"'{path}' cannot be read: {error.strerror or error}") from error
+    unchanged = (before.st_mtime_ns, before.st_ctime_ns) == (after.st_mtime_ns, after.st_ctime_ns)
+    if note is not None and unchanged and os.name != "nt":
+        newest_s = max(after.st_mtime_ns, after.st_ctime_ns) / 1e9
+        if time.time() - newest_s > RACY_S:
+            _write_memo(note, mark, digest)
+    return digest
+
+
+def _scheduler_file(folder: Path) -> Path:
+    for name in ("scheduler_config.json", "config.json"):
+        if (folder / "scheduler" / name).is_file():
+            return folder / "scheduler" / name
+    return folder / "scheduler" / "scheduler_config.json"
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise PipelineError(f"'{path}' has {path.stat().st_size} bytes; that is no config file")
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise PipelineError(
+            f"'{path}' is missing", "export the pipeline again, or copy the file there"
+        ) from error
+    except OSError as error:
+        raise PipelineError(f"'{path}' cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise PipelineError(f"'{path}' is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise PipelineError(f"'{path}' holds a JSON {type(data).__name__}, not an object")
+    return data
+
+
+def _read_component(name: str, path: Path, memo: Path | None) -> Component:
+    if not path.is_file():
+        raise PipelineError(
+            f"the component '{name}' is missing: '{path}' does not exist",
+            "export the pipeline again with this component",
+        )
+    size_bytes = path.stat().st_size
+    if size_bytes > MAX_GRAPH_BYTES:
+        raise PipelineError(
+            f"'{path}' has {size_bytes} bytes; an ONNX file above 2 GiB needs external data"
+        )
+    digest = file_digest(path, memo=memo)
+    note = None if memo is None else memo / "graphs" / f"{digest}.json"
+    facts = _read_memo(note, [GRAPH_FACTS_REVISION])
+    if not isinstance(facts, dict):
+        facts = _graph_facts(path)
+        _write_memo(note, [GRAPH_FACTS_REVISION], facts)
+    external = tuple(_checked_external(path, location) for location in facts["external"])
+    return Component(
+        name=name,
+        onnx=path,
+        inputs=_tensors(facts["inputs"]),
+        outputs=_tensors(facts["outputs"]),
+        external=external,
+        dtype=facts["dtype"],
+        weights_bytes=size_bytes + sum(part.stat().st_size for part in external),
+    )
+
+
+def _tensors(rows: list[Any]) -> tuple[GraphTensor, ...]:  # Any: rows of JSON data
+    return tuple(GraphTensor(name=row[0], dtype=row[1], dims=tuple(row[2])) for row in rows)
+
+
+def _checked_external(graph: Path, location: str) -> Path:
+    """Returns the external data file, which must really lie inside the folder of the graph."""
+    path = graph.parent / location
+    base, real = graph.parent.resolve(), path.resolve()
+    if not location or Path(location).is_absolute() or not real.is_relative_to(base):
+        raise PipelineError(
+            f"'{graph}' has external data at '{location}', outside its folder",
+            "copy the data file beside the graph and export again; links out are not followed",
+        )
+    if not path.is_file():
+        raise PipelineError(
+            f"'{graph}' needs the external data file '{path}', which is missing",
+            "copy it from where the pipeline was exported",
+        )
+    return path
+
+
+def _graph_facts(path: Path) -> dict[str, Any]:
+    """Reads inputs, outputs and external data locations of a graph, without the weights."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except (DecodeError, OSError, ValueError) as error:
+        raise PipelineError(
+            f"'{path}' is not an ONNX file: {error}", "export the pipeline again"
+        ) from error
+    if not model.graph.node:
+        raise PipelineError(f"'{path}' holds an ONNX graph without nodes")
+    constants = {tensor.name for tensor in model.graph.initializer}
+    return {
+        "inputs": [
+            _tensor_row(path, value) for value in model.graph.input if value.name not in constants
+        ],
+        "outputs": [_tensor_row(path, value) for value in model.graph.output],
+        "dtype": _weights_dtype(model.graph),
+        "external": sorted(
+            {
+                next((pair.value for pair in tensor.external_data if pair.key == "location"), "")
+                for tensor in _all_tensors(model.graph)
+                if tensor.data_location == onnx.TensorProto.EXTERNAL
+            }
+        ),
+    }
+
+
+def _weights_dtype(graph: onnx.GraphProto) -> str:
+    """Returns the floating dtype that most weights have, counted by elements."""
+    import onnx
+
+    counts: dict[str, int] = {}
+    for tensor in _all_tensors(graph):
+        name = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
+        if "float" in name or name == "double":
+            counts[name] = counts.get(name, 0) + math.prod(tensor.dims)
+    names = {"float": "float32", "double": "float64"}
+    most = max(counts, key=lambda name: counts[name], default="float")
+    return names.get(most, most)
+
+
+def _all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Yields initializers and tensor attributes, those of subgraphs included."""
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            if attribute.HasField("g"):
+                yield from _all_tensors(attribute.g)
+            for inner in attribute.graphs:
+                yield from _all_tensors(inner)
+
+
+def _tensor_row(path: Path, value: onnx.ValueInfoProto) -> list[Any]:
+    import onnx
+
+    kind = value.type.tensor_type
+    try:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name
+    except (KeyError, ValueError) as error:
+        raise PipelineError(f"'{path}': '{value.name}' is not a tensor of numbers") from error
+    dims = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in kind.shape.dim]
+    return [value.name, dtype, dims]
+
+
+def _memo_file(memo: Path | None, path: Path) -> Path | None:
+    if memo is None:
+        return None
+    name = hashlib.sha256(os.fsencode(path)).hexdigest()
+    return memo / "digests" / f"{name}.json"
+
+
+def _read_memo(note: Path | None, mark: list[int]) -> Any:  # Any: JSON data
+    if note is None:
+        return None
+    try:
+        saved = json.loads(note.read_text(encoding="utf-8"))
+        return saved["value"] if saved["mark"] == mark else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _write_memo(note: Path | None, mark: list[int], value: Any) -> None:
+    """Writes a memo whole or not at all; a memo that cannot be written is no loss."""
+    if note is None:
+        return
+    with suppress(OSError):
+        write_whole(note, json.dumps({"mark": mark, "value": value}).encode())
