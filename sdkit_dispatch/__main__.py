@@ -1,0 +1,5 @@
+"""`python -m sdkit_dispatch` is the command line."""
+
+from .cli import main
+
+main()

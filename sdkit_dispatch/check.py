@@ -1,0 +1,261 @@
+"""The numeric gate: an engine's outputs against the reference's, on recorded inputs.
+
+The inputs are what the pipeline really feeds its components: the `cpu` vendor runs it once, graphs
+unoptimised, with a fixed prompt and seed, and every call is recorded (`Recording`). So the UNet is
+checked on latents at several noise levels with real text embeddings, the decoder on denoised ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .cache import Verdict
+from .contract import Arrays, GenerateRequest, Precision
+from .errors import NumericError
+from .whole_file import write_whole
+
+CHECK_REVISION = 1
+"""Raised when the recorded run changes; part of a recording's name."""
+CASES_PER_COMPONENT = 4
+PROMPT = "a photograph of a red fox in the snow, sharp focus"
+NEGATIVE_PROMPT = "blurry, low quality"
+SEED = 20260101
+STEPS = 3
+"""Noise levels at which the UNet is checked: euler goes from pure noise to little."""
+
+LIMITS: Mapping[Precision, Mapping[str, float]] = {
+    # Two fp32 runtimes differ by the order of their sums: 2e-6 to 3e-5 of the largest value was
+    # seen between ONNX Runtime, OpenVINO and ggml, 1e-4 with Winograd convolutions.
+    "fp32": {"relative_max": 1e-3, "cosine": 0.99999},
+    # 11 bits of mantissa: 2.6e-4 mean and up to 1e-2 of the largest value were seen.
+    "fp16": {"relative_max": 3e-2, "cosine": 0.9995},
+    # 8 bits of mantissa: eight times fp16's rounding.
+    "bf16": {"relative_max": 1.5e-1, "cosine": 0.997},
+    "int8": {"relative_max": 1.5e-1, "cosine": 0.995},
+    "q8_0": {"relative_max": 1e-1, "cosine": 0.998},
+    "q5_0": {"relative_max": 2e-1, "cosine": 0.99},
+    "q4_0": {"relative_max": 3e-1, "cosine": 0.98},
+}
+"""Precision -> the largest error over the largest reference value, and the least cosine.
+
+A wrong weight, layout or operator is off by a multiple of these; a wrong engine by 1.
+"""
+FLAT = 1e-3
+"""Outputs that vary less than this share of the reference's standard deviation are flat."""
+
+SAFER: Mapping[Precision, Precision] = {
+    "q4_0": "q8_0",
+    "q5_0": "q8_0",
+    "q8_0": "fp32",
+    "int8": "fp32",
+    "fp16": "fp32",
+    "bf16": "fp32",
+}
+"""What a component that failed the gate is rebuilt at, once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One recorded call of a component by the reference."""
+
+    feeds: Arrays
+    outputs: Arrays
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """The recorded calls of every component, and who made them."""
+
+    reference: str
+    cases: Mapping[str, tuple[Case, ...]]
+
+
+GRAPH_PRECISION: Mapping[str, Precision] = {"float16": "fp16", "bfloat16": "bf16"}
+
+
+def gate_precision(precision: Precision, graph_dtype: str) -> Precision:
+    """Returns the precision whose limits apply to an engine.
+
+    A graph exported in half precision rounds at every node, whatever the vendor computes in: two
+    right answers to it differ as half precisions do.
+    """
+    own = GRAPH_PRECISION.get(graph_dtype, "fp32")
+    strictest_first = list(LIMITS)
+    return max(precision, own, key=strictest_first.index)
+
+
+def recorded_request(request: GenerateRequest, *, token_chunks: int) -> GenerateRequest:
+    """Returns the request that is recorded for engines of the same shapes as `request` needs."""
+    return GenerateRequest(
+        prompt=", ".join([PROMPT] * (1 if token_chunks == 1 else 6 * token_chunks)),
+        negative_prompt=NEGATIVE_PROMPT,
+        width_px=request.width_px,
+        height_px=request.height_px,
+        steps=STEPS,
+        guidance=5.0 if request.guidance > 1 else 1.0,
+        seed=SEED,
+        batch=request.batch,
+        scheduler="euler",
+    )
+
+
+def judge(
+    component: str,
+    precision: Precision,
+    cases: Sequence[Case],
+    outputs: Sequence[Arrays],
+    *,
+    reference: str,
+) -> Verdict:
+    """Compares what an engine gave for each case with what the reference gave."""
+    limits = LIMITS[precision]
+    metrics: dict[str, dict[str, float]] = {}
+    complaints: list[str] = []
+    for index, (case, given) in enumerate(zip(cases, outputs, strict=True)):
+        for name, expected in case.outputs.items():
+            if name not in given:
+                complaints.append(f"output '{name}' is missing")
+                continue
+            actual = np.asarray(given[name])
+            wrong = _disqualified(actual, expected)
+            if wrong:
+                complaints.append(f"output '{name}' of case {index + 1} {wrong}")
+                continue
+            measured = measure(actual, expected)
+            worst = metrics.setdefault(name, dict(measured))
+            for metric, value in measured.items():
+                is_least = metric == "cosine"
+                worst[metric] = (min if is_least else max)(worst[metric], value)
+    for name, worst in metrics.items():
+        if worst["relative_max"] > limits["relative_max"]:
+            complaints.append(
+                f"output '{name}' is off by {worst['relative_max']:.2g} of its largest value; "
+                f"{precision} allows {limits['relative_max']:g}"
+            )
+        if worst["cosine"] < limits["cosine"]:
+            complaints.append(
+                f"output '{name}' has the cosine {worst['cosine']:.6f} to the reference; "
+                f"{precision} allows {limits['cosine']:g}"
+            )
+    return Verdict(
+        status="failed" if complaints else "passed",
+        reason="; ".join(complaints),
+        reference=reference,
+        metrics=metrics,
+        limits=dict(limits),
+    )
+
+
+def measure(actual: Any, expected: Any) -> dict[str, float]:  # Any: numpy.ndarray
+    """Returns max_abs, mean_abs, relative_max (max_abs over the largest reference) and cosine."""
+    given = np.asarray(actual, np.float64).ravel()
+    wanted = np.asarray(expected, np.float64).ravel()
+    if not wanted.size:
+        return {"max_abs": 0.0, "mean_abs": 0.0, "relative_max": 0.0, "cosine": 1.0}
+    error = np.abs(given - wanted)
+    largest = float(np.abs(wanted).max())
+    lengths = float(np.linalg.norm(given) * np.linalg.norm(wanted))
+    return {
+        "max_abs": float(error.max()),
+        "mean_abs": float(error.mean()),
+        "relative_max": float(error.max()) / largest if largest else float(error.max()),
+        "cosine": float(given @ wanted) / lengths if lengths else float(not error.any()),
+    }
+
+
+def require_passed(verdict: Verdict, component: str, vendor: str) -> None:
+    """Does nothing unless the verdict is "failed".
+
+    Raises:
+        NumericError: With what was wrong.
+    """
+    if verdict.status == "failed":
+        raise NumericError(
+            f"the {vendor} engine of {component} computes wrong numbers: {verdict.reason}",
+            "sdkit-dispatch doctor",
+        )
+
+
+def _disqualified(actual: Any, expected: Any) -> str:  # Any: numpy.ndarray
+    if actual.shape != expected.shape:
+        return f"has the shape {list(actual.shape)}, not {list(expected.shape)}"
+    if actual.dtype.kind in "iub":
+        return "" if np.array_equal(actual, expected) else "differs in whole numbers"
+    bad = int(np.size(actual) - np.count_nonzero(np.isfinite(actual)))
+    if bad:
+        return f"holds {bad} values that are not finite"
+    spread = float(np.std(np.asarray(expected, np.float64)))
+    if np.size(actual) > 1 and spread > 0:
+        found = float(np.std(np.asarray(actual, np.float64)))
+        if found < FLAT * spread:
+            return f"is flat (standard deviation {found:.2g}, the reference has {spread:.2g})"
+    return ""
+
+
+def recording_name(
+    digests: Mapping[str, tuple[str, str]],
+    configs: Mapping[str, Any],  # Any: JSON data
+    request: GenerateRequest,
+    runtime: str,
+) -> str:
+    """Returns the content key of a recording: graphs, weights, settings, request and runtime."""
+    facts = [CHECK_REVISION, sorted(digests.items()), configs, vars(request), runtime]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=list).encode()).hexdigest()
+
+
+def recording_from_arrays(arrays: Arrays, *, reference: str) -> Recording:
+    """Returns the recording that a worker sends: "unet/0/feeds/sample" -> tensor, ..."""
+    tree: dict[str, dict[int, dict[str, dict[str, Any]]]] = {}  # Any: numpy.ndarray
+    for path, array in arrays.items():
+        component, index, side, name = path.split("/", 3)
+        sides = tree.setdefault(component, {}).setdefault(int(index), {"feeds": {}, "outputs": {}})
+        sides[side][name] = array
+    return Recording(
+        reference=reference,
+        cases={
+            component: tuple(Case(**calls[index]) for index in sorted(calls))
+            for component, calls in tree.items()
+        },
+    )
+
+
+def arrays_from_recording(recording: Recording) -> dict[str, Any]:  # Any: numpy.ndarray
+    """The inverse of `recording_from_arrays`."""
+    return {
+        f"{component}/{index}/{side}/{name}": array
+        for component, cases in recording.cases.items()
+        for index, case in enumerate(cases)
+        for side, arrays in (("feeds", case.feeds), ("outputs", case.outputs))
+        for name, array in arrays.items()
+    }
+
+
+def save_recording(path: Path, recording: Recording) -> None:
+    """Writes a recording whole or not at all.
+
+    Raises:
+        OSError: The disk is full or read-only.
+    """
+    buffer = io.BytesIO()
+    np.savez(buffer, reference=np.array(recording.reference), **arrays_from_recording(recording))
+    write_whole(path, buffer.getvalue())
+
+
+def load_recording(path: Path) -> Recording | None:
+    """Reads a recording; None if there is none, or it is damaged (zip checks every member)."""
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        reference = str(arrays.pop("reference"))
+        return recording_from_arrays(arrays, reference=reference)
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+        return None

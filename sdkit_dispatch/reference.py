@@ -1,0 +1,170 @@
+"""Makes the recording that engines are checked against: the `cpu` vendor, graphs unoptimised."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .cache import EngineStore
+from .check import (
+    CASES_PER_COMPONENT,
+    Recording,
+    load_recording,
+    recorded_request,
+    recording_from_arrays,
+    recording_name,
+    save_recording,
+)
+from .contract import (
+    BuildRequest,
+    Device,
+    Engine,
+    GenerateRequest,
+    Plan,
+    Progress,
+    Rejection,
+    Report,
+    Shapes,
+    record_to_json,
+)
+from .env import Environment
+from .errors import DispatchError
+from .pipeline_files import Pipeline
+from .worker_client import WorkerClient
+from .workers import Workers
+
+VENDOR = "cpu"
+OPTIONS: Mapping[str, Any] = {"graph_optimization": "disabled"}  # Any: the vendor's values
+
+log = logging.getLogger(__name__)
+
+
+class Reference:
+    """Recordings of one home folder, made when they are first needed."""
+
+    def __init__(self, *, store: EngineStore, workers: Workers, device: Device) -> None:
+        """`device` is the processor of this machine."""
+        self._store = store
+        self._workers = workers
+        self._device = device
+        self.missing = ""
+        """Why there is no reference; empty as long as none was needed in vain."""
+
+    @property
+    def is_available(self) -> bool:
+        """True if the reference vendor has an environment here."""
+        spec = self._workers.specs.get(VENDOR)
+        return spec is not None and isinstance(self._workers.environment(spec), Environment)
+
+    def recording(
+        self,
+        pipeline: Pipeline,
+        request: GenerateRequest,
+        *,
+        shapes: Mapping[str, Shapes],
+        digests: Mapping[str, tuple[str, str]],
+        token_chunks: int,
+        report: Report,
+    ) -> Recording | None:
+        """Returns what the components must compute for these shapes.
+
+        None if the reference cannot be had; `missing` says why, and engines stay unchecked.
+        """
+        spec = self._workers.specs.get(VENDOR)
+        if spec is None:
+            self.missing = f"the vendor '{VENDOR}' is not part of this installation"
+            return None
+        plan = self._workers.probe(spec, self._device, None, OPTIONS)
+        if isinstance(plan, Rejection):
+            self.missing = f"the vendor '{VENDOR}' cannot serve as the reference: {plan.reason}"
+            return None
+        recorded = recorded_request(request, token_chunks=token_chunks)
+        name = recording_name(digests, pipeline.configs, recorded, plan.runtime)
+        path = self._store.home / "references" / name[:2] / f"{name}.npz"
+        found = load_recording(path)
+        if found is not None:
+            return found
+
+        def wait() -> None:
+            report(Progress(phase="wait for another process that makes the reference"))
+
+        try:
+            with self._store.locked(name, while_waiting=wait):
+                found = load_recording(path)
+                if found is None:
+                    found = self._record(pipeline, recorded, plan, shapes, digests, name, report)
+                    _save(path, found)
+                return found
+        except DispatchError as error:
+            self.missing = f"the reference could not be made: {error.message}"
+            log.warning("%s", self.missing)
+            return None
+
+    def _record(
+        self,
+        pipeline: Pipeline,
+        request: GenerateRequest,
+        plan: Plan,
+        shapes: Mapping[str, Shapes],
+        digests: Mapping[str, tuple[str, str]],
+        name: str,
+        report: Report,
+    ) -> Recording:
+        spec = self._workers.specs[VENDOR]
+
+        def prefixed(progress: Progress) -> None:
+            report(replace(progress, phase=f"reference: {progress.phase}"))
+
+        with self._store.workshop(name) as shop, self._workers.fresh(spec) as client:
+            engines = [
+                _compile(client, pipeline, plan, component, shapes[component], shop, prefixed)
+                for component in shapes
+            ]
+            params = {
+                "pipeline": str(pipeline.folder),
+                "memo": str(self._store.memo),
+                "engines": [record_to_json(engine) for engine in engines],
+                "device": record_to_json(self._device),
+                "request": record_to_json(request),
+                "cases": CASES_PER_COMPONENT,
+            }
+            answer = client.record(params, prefixed)
+        return recording_from_arrays(answer.arrays, reference=plan.runtime)
+
+
+def _compile(
+    client: WorkerClient,
+    pipeline: Pipeline,
+    plan: Plan,
+    component: str,
+    shapes: Shapes,
+    shop: Path,
+    report: Report,
+) -> Engine:
+    onnx = pipeline.components[component].onnx
+    request = BuildRequest(
+        vendor=VENDOR,
+        revision=client.spec.revision,
+        runtime=plan.runtime,
+        target=plan.target,
+        component=component,
+        graph_digest="",  # it never reaches the store
+        weights_digest="",
+        precision=plan.precision,
+        shapes=shapes,
+        options=plan.options,
+    )
+    out = shop / component
+    out.mkdir()
+    client.compile(request, onnx, out, device=plan.device, report=report)
+    return Engine(key=request.key, request=request, folder=str(out), onnx=str(onnx))
+
+
+def _save(path: Path, recording: Recording) -> None:
+    try:
+        save_recording(path, recording)
+    except OSError as error:
+        log.warning("the reference is not kept: '%s' cannot be written: %s", path, error)

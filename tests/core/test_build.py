@@ -1,0 +1,345 @@
+"""Builds of a toy pipeline with the null vendor: hits, misses, faults, the gate and the ladder."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sdkit_dispatch import reference
+from sdkit_dispatch.build import Builder, build_request, wanted
+from sdkit_dispatch.cache import EngineStore, explain
+from sdkit_dispatch.config import Config
+from sdkit_dispatch.contract import Device, GenerateRequest, Plan, Progress
+from sdkit_dispatch.errors import (
+    CancelledByUser,
+    CompileError,
+    NumericError,
+    VendorEnvError,
+    WorkerError,
+)
+from sdkit_dispatch.pipeline_files import read_pipeline
+from sdkit_dispatch.reference import Reference
+from sdkit_dispatch.worker_client import no_report
+from sdkit_dispatch.workers import Workers
+from sdkit_null import SPEC
+from toy_pipeline import SIDE_PX, make_toy_pipeline
+
+CPU = Device(id="cpu", kind="cpu", maker="unknown", name="a processor")
+REQUEST = GenerateRequest(prompt="", width_px=SIDE_PX, height_px=SIDE_PX, steps=2, guidance=3.0)
+
+
+@pytest.fixture(autouse=True)
+def null_is_the_reference(monkeypatch):
+    """A bare machine has no ONNX Runtime; the null vendor evaluates graphs correctly."""
+    monkeypatch.setattr(reference, "VENDOR", "null")
+    monkeypatch.setattr(reference, "OPTIONS", {})
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Path:
+    return make_toy_pipeline(tmp_path / "pipeline", external=True)
+
+
+class Bench:
+    """A store and a builder in a folder of their own, and workers."""
+
+    def __init__(self, home: Path, workers: Workers) -> None:
+        self.store = EngineStore(home)
+        self.workers = workers
+
+    def plan(self, **options: object) -> Plan:
+        plan = self.workers.probe(SPEC, CPU, None, options)
+        assert isinstance(plan, Plan)
+        return plan
+
+    def builder(self, **settings: object) -> Builder:
+        def never(spec, report):
+            raise VendorEnvError("not in this test")
+
+        return Builder(
+            store=self.store,
+            workers=self.workers,
+            reference=Reference(store=self.store, workers=self.workers, device=CPU),
+            install=never,
+            **settings,
+        )
+
+    def want(self, folder: Path, request: GenerateRequest = REQUEST):
+        return wanted(read_pipeline(folder), request, token_chunks=1, memo=self.store.memo)
+
+    def leftovers(self) -> list[Path]:
+        folder = self.store.home / "tmp"
+        return list(folder.iterdir()) if folder.exists() else []
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """Workers for all tests, and a home in which the reference was recorded."""
+    folder = tmp_path_factory.mktemp("shared")
+    with pytest.MonkeyPatch.context() as patch, new_workers(folder / "home") as workers:
+        patch.setattr(reference, "VENDOR", "null")
+        patch.setattr(reference, "OPTIONS", {})
+        bench = Bench(folder / "home", workers)
+        pipeline = make_toy_pipeline(folder / "pipeline", external=True)
+        bench.builder().build(bench.want(pipeline), [bench.plan()], no_report)
+        yield bench
+
+
+def new_workers(home: Path) -> Workers:
+    return Workers(home=home, config=Config(), specs={"null": SPEC})
+
+
+@pytest.fixture
+def bench(tmp_path, shared):
+    home = tmp_path / "home"
+    shutil.copytree(shared.store.home / "references", home / "references")
+    return Bench(home, shared.workers)
+
+
+def test_second_build_is_a_hit_and_starts_nothing(bench, pipeline, monkeypatch):
+    plan = bench.plan()
+    first = bench.builder().build(bench.want(pipeline), [plan], no_report)
+    assert not first.is_hit
+    assert {part.manifest.verdict.status for part in first.components} == {"passed"}
+    monkeypatch.setattr(bench.workers, "fresh", None)  # would fail if it were used
+    monkeypatch.setattr(bench.workers, "client", None)
+    second = bench.builder().build(bench.want(pipeline), [plan], no_report)
+    assert second.is_hit
+    assert [part.engine.key for part in second.components] == [
+        part.engine.key for part in first.components
+    ]
+
+
+def test_a_copy_under_another_name_is_a_hit(bench, pipeline, tmp_path):
+    plan = bench.plan()
+    bench.builder().build(bench.want(pipeline), [plan], no_report)
+    copy = Path(shutil.copytree(pipeline, tmp_path / "копия модели"))
+    assert bench.builder().build(bench.want(copy), [plan], no_report).is_hit
+
+
+def test_a_changed_byte_of_the_weights_is_a_miss_that_names_the_field(bench, pipeline):
+    plan = bench.plan()
+    bench.builder().build(bench.want(pipeline), [plan], no_report)
+    data = pipeline / "unet" / "model.onnx_data"
+    before = data.stat()
+    with data.open("r+b") as stream:
+        stream.seek(101)
+        byte = stream.read(1)
+        stream.seek(101)
+        stream.write(bytes([byte[0] ^ 0x10]))
+    os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
+    want = bench.want(pipeline)
+    explanation = explain(bench.store, build_request(plan, SPEC, want, "unet"))
+    assert explanation.status == "miss"
+    assert [one.field for one in explanation.differences] == ["weights_digest"]
+    result = bench.builder().build(want, [plan], no_report)
+    assert {part.component: part.is_hit for part in result.components} == {
+        "text_encoder": True,
+        "unet": False,
+        "vae_decoder": True,
+    }
+
+
+def test_a_damaged_engine_is_built_again_and_says_so(bench, pipeline):
+    plan = bench.plan()
+    first = bench.builder().build(bench.want(pipeline), [plan], no_report)
+    unet = next(part for part in first.components if part.component == "unet")
+    file = next(path for path in Path(unet.engine.folder).iterdir() if "manifest" not in path.name)
+    file.write_bytes(file.read_bytes()[:-1])
+    result = bench.builder().build(bench.want(pipeline), [plan], no_report)
+    again = next(part for part in result.components if part.component == "unet")
+    assert not again.is_hit
+    assert "damaged" in again.damage
+    assert bench.builder().build(bench.want(pipeline), [plan], no_report).is_hit
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("nan", "not finite"), ("constant", "flat"), ("drift", "off by")],
+)
+def test_wrong_numbers_are_caught_and_nothing_is_stored(bench, pipeline, fault, words):
+    plan = bench.plan(fault=fault, only_component="vae_decoder")
+    with pytest.raises(NumericError, match=words):
+        bench.builder().build(bench.want(pipeline), [plan], no_report)
+    stored = {entry.manifest.request.component for entry in bench.store.entries()}
+    assert stored == {"text_encoder", "unet"}
+    assert bench.leftovers() == []
+
+
+def test_wrong_numbers_at_one_precision_are_rebuilt_at_a_safer_one(bench, pipeline):
+    fp16 = bench.workers.probe(
+        SPEC, CPU, "fp16", {"fault": "nan", "only_component": "unet", "only_precision": "fp16"}
+    )
+    result = bench.builder().build(bench.want(pipeline), [fp16], no_report)
+    precisions = {part.component: part.manifest.request.precision for part in result.components}
+    assert precisions == {"text_encoder": "fp16", "unet": "fp32", "vae_decoder": "fp16"}
+    unet = next(part for part in result.components if part.component == "unet")
+    assert unet.manifest.verdict.status == "passed"
+    assert "fp16" in unet.manifest.earlier[0].reason
+    again = bench.builder().build(bench.want(pipeline), [fp16], no_report)
+    assert again.is_hit
+
+
+@pytest.mark.parametrize(
+    "fault", ["compile_error", "crash_on_compile", "crash_on_load", "load_error", "nan"]
+)
+def test_the_ladder_takes_its_next_step_and_says_why(bench, pipeline, fault):
+    plans = [bench.plan(fault=fault, only_component="unet"), bench.plan()]
+    result = bench.builder().build(bench.want(pipeline), plans, no_report)
+    assert result.plan == plans[1]
+    (step,) = result.steps
+    assert step.vendor == "null"
+    assert "unet" in step.reason or "worker died" in step.reason
+    assert bench.leftovers() == []
+
+
+def test_a_failure_is_remembered_until_it_is_retried(bench, pipeline, tmp_path):
+    bad = bench.plan(fault="compile_error", only_component="unet")
+    with pytest.raises(CompileError, match="as asked"):
+        bench.builder().build(bench.want(pipeline), [bad], no_report)
+    with pytest.raises(CompileError, match="not tried again") as caught:
+        bench.builder().build(bench.want(pipeline), [bad], no_report)
+    assert "--retry" in caught.value.hint
+    with pytest.raises(CompileError) as caught:
+        bench.builder(may_retry=True).build(bench.want(pipeline), [bad], no_report)
+    assert "not tried again" not in caught.value.message
+    other = replace(bad, device=replace(CPU, driver="2.0"))
+    with pytest.raises(CompileError) as caught:
+        bench.builder().build(bench.want(pipeline), [other], no_report)
+    assert "not tried again" not in caught.value.message
+
+
+def test_strict_makes_the_first_failure_an_error(bench, pipeline):
+    plans = [bench.plan(fault="compile_error"), bench.plan()]
+    with pytest.raises(CompileError, match="refuses this graph"):
+        bench.builder(is_strict=True).build(bench.want(pipeline), plans, no_report)
+
+
+def test_when_every_way_failed_all_reasons_are_listed(bench, pipeline):
+    plans = [bench.plan(fault="compile_error"), bench.plan(fault="unsupported_op")]
+    with pytest.raises(CompileError, match=r"(?s)none of 2.*refuses this graph.*Frobnicate"):
+        bench.builder().build(bench.want(pipeline), plans, no_report)
+
+
+def test_no_check_marks_the_engine_and_a_later_build_checks_it(bench, pipeline):
+    plan = bench.plan()
+    built = bench.builder(must_check=False).build(bench.want(pipeline), [plan], no_report)
+    assert {part.manifest.verdict.status for part in built.components} == {"unchecked"}
+    assert bench.builder(must_check=False).build(bench.want(pipeline), [plan], no_report).is_hit
+    checked = bench.builder().build(bench.want(pipeline), [plan], no_report)
+    assert {part.manifest.verdict.status for part in checked.components} == {"passed"}
+
+
+def test_without_a_reference_engines_are_marked_unchecked_with_the_reason(
+    bench, pipeline, monkeypatch
+):
+    monkeypatch.setattr(reference, "VENDOR", "absent")
+    plan = bench.plan()
+    built = bench.builder().build(bench.want(pipeline), [plan], no_report)
+    verdict = built.components[0].manifest.verdict
+    assert verdict.status == "unchecked"
+    assert "'absent'" in verdict.reason
+    assert bench.builder().build(bench.want(pipeline), [plan], no_report).is_hit
+
+
+def test_cancelling_leaves_nothing_half_written(bench, pipeline):
+    def cancel_in_unet(progress: Progress) -> None:
+        if progress.phase == "null: compile unet":
+            raise CancelledByUser
+
+    with pytest.raises(CancelledByUser):
+        bench.builder().build(bench.want(pipeline), [bench.plan()], cancel_in_unet)
+    assert bench.leftovers() == []
+    result = bench.builder().build(bench.want(pipeline), [bench.plan()], no_report)
+    assert {part.component: part.is_hit for part in result.components}["text_encoder"]
+
+
+def test_a_worker_killed_in_a_build_leaves_no_entry_and_the_next_build_is_right(bench, pipeline):
+    plan = bench.plan()
+
+    def kill_in_unet(progress: Progress) -> None:
+        if progress.phase == "null: compile unet":
+            os.kill(bench.workers.client(SPEC).pid, signal.SIGKILL)
+
+    with pytest.raises(WorkerError, match="signal 9"):
+        bench.builder().build(bench.want(pipeline), [plan], kill_in_unet)
+    assert bench.leftovers() == []
+    assert [bench.store.verify(entry) for entry in bench.store.entries()] == [""]
+    result = bench.builder().build(bench.want(pipeline), [plan], no_report)
+    assert {part.manifest.verdict.status for part in result.components} == {"passed"}
+
+
+BUILD = textwrap.dedent(
+    """
+    import sys
+    from pathlib import Path
+    sys.path += [sys.argv[1], sys.argv[1] + "/core"]
+    from sdkit_dispatch import reference
+    reference.VENDOR, reference.OPTIONS = "null", {}
+    from test_build import Bench, new_workers, no_report
+    home = Path(sys.argv[2])
+    bench = Bench(home, new_workers(home))
+    def report(progress):
+        print(progress.phase, flush=True)
+    with bench.workers:
+        result = bench.builder().build(bench.want(Path(sys.argv[3])), [bench.plan()], report)
+    print("HITS", *[part.component for part in result.components if part.is_hit], flush=True)
+    """
+)
+
+
+def start_build(home: Path, pipeline: Path) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", BUILD, str(Path(__file__).parents[1]), str(home), str(pipeline)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_two_builds_at_once_compile_once(tmp_path, pipeline):
+    builds = [start_build(tmp_path / "home", pipeline) for _ in range(2)]
+    outputs = [build.communicate()[0] for build in builds]
+    assert [build.returncode for build in builds] == [0, 0]
+    for component in ("text_encoder", "unet", "vae_decoder"):
+        assert sum(f"null: compile {component}\n" in text for text in outputs) == 1
+    hits = sorted(word for text in outputs for word in text.partition("HITS ")[2].split())
+    assert hits == ["text_encoder", "unet", "vae_decoder"]
+
+
+def test_the_whole_caller_killed_in_a_build_leaves_a_store_that_works(tmp_path, pipeline, bench):
+    build = start_build(bench.store.home, pipeline)
+    for line in build.stdout:
+        if line == "null: compile unet\n":
+            build.send_signal(signal.SIGKILL)
+            break
+    build.communicate()
+    assert all(bench.store.verify(entry) == "" for entry in bench.store.entries())
+    result = bench.builder().build(bench.want(pipeline), [bench.plan()], no_report)
+    assert {part.manifest.verdict.status for part in result.components} == {"passed"}
+    assert bench.leftovers() == []
+
+
+def test_a_damaged_recording_is_made_again(bench, pipeline):
+    bench.builder().build(bench.want(pipeline), [bench.plan()], no_report)
+    (recording,) = (bench.store.home / "references").rglob("*.npz")
+    content = recording.read_bytes()
+    recording.write_bytes(content[: len(content) // 2])
+    for entry in list(bench.store.entries()):
+        bench.store.remove(entry.key)
+    result = bench.builder().build(bench.want(pipeline), [bench.plan()], no_report)
+    assert {part.manifest.verdict.status for part in result.components} == {"passed"}
+
+
+def test_engines_compute_what_the_graph_says(bench, pipeline):
+    """The null vendor and a recording made by another process agree to the last bit."""
+    built = bench.builder().build(bench.want(pipeline), [bench.plan()], no_report)
+    for part in built.components:
+        for metrics in part.manifest.verdict.metrics.values():
+            assert np.isclose(metrics["max_abs"], 0)

@@ -1,0 +1,52 @@
+"""Vendors are installed for real, from the package index, in a fresh home folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sdkit_dispatch.contract import Progress
+from sdkit_dispatch.env import Environment, find_vendors, install, plan_install, resolve, state
+
+SWITCH = "SDKIT_DISPATCH_TEST_NETWORK"
+MAX_DOWNLOAD_BYTES = 250_000_000
+"""openvino and our own dependencies were 108 MB together in November 2026."""
+DISK_TOLERANCE = 0.35
+"""The announced size on disk is an estimate from the sizes of the wheels."""
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get(SWITCH) != "1",
+    reason=f"asks a package index and downloads about 110 MB: set {SWITCH}=1",
+)
+
+
+def test_openvino_is_installed_in_a_fresh_home_as_it_was_announced(tmp_path: Path) -> None:
+    home = tmp_path / "мой дом"
+    spec = find_vendors()["openvino"]
+    plan = plan_install(spec, home=home)
+    assert not home.exists()
+    assert plan.unknown == ()
+    assert 0 < plan.download_bytes < MAX_DOWNLOAD_BYTES
+
+    progress: list[Progress] = []
+    environment = install(spec, home=home, plan=plan, report=progress.append)
+    assert {step.phase.split()[0] for step in progress} >= {"make", "download", "check"}
+    assert resolve(spec, home=home) == environment
+    assert isinstance(environment, Environment)
+
+    # What `find_vendors` and the package say must be the same runtime, in a Python of its own.
+    code = "import openvino, sys; print(openvino.__version__); print(openvino.__file__)"
+    answer = subprocess.run(
+        [environment.python, "-I", "-c", code], capture_output=True, text=True, check=True
+    )
+    version, file = answer.stdout.splitlines()
+    assert version.startswith(environment.packages["openvino"])
+    assert environment.folder is not None
+    assert Path(file).is_relative_to(environment.folder)
+
+    installed = state(spec, home=home)
+    assert (installed.state, installed.action) == ("installed", "")
+    assert installed.size_bytes == pytest.approx(plan.disk_bytes, rel=DISK_TOLERANCE)
