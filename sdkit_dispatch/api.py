@@ -43,6 +43,7 @@ from .env import InstallPlan, find_vendors, install, plan_install
 from .errors import NoVendorError, PipelineError, VendorEnvError
 from .pipeline_files import Pipeline, read_pipeline
 from .plan import Decision, explain_rejections, make_plans
+from .plan_report import PlanReport, plan_report
 from .reference import VENDOR as REFERENCE_VENDOR
 from .reference import Reference
 from .worker_client import no_report
@@ -183,12 +184,6 @@ class Dispatcher:
         """Decides which vendor serves which device, and why the others do not."""
         choice = choice or Choice()
         profile = load_profile(choice.profile or "default", home=self.home)
-        states = {
-            spec.name: "installable"
-            if isinstance(self.workers.environment(spec), Rejection)
-            else "ready"
-            for spec in self.specs.values()
-        }
         return make_plans(
             self.devices,
             host(),
@@ -197,10 +192,22 @@ class Dispatcher:
             vendor=choice.vendor,
             precision=choice.precision or profile.precision,
             options=profile.options,
-            env_states=states,
+            env_states=self._states(),
             probe=self.workers.probe,
             may_install=self.config.may_install == "yes",
         )
+
+    def plan_report(self, choice: Choice | None = None) -> PlanReport:
+        """Returns the decision with everything that an installer needs to act on it."""
+        return plan_report(host(), self.devices, self.plan(choice), self._states())
+
+    def _states(self) -> dict[str, str]:
+        return {
+            spec.name: "installable"
+            if isinstance(self.workers.environment(spec), Rejection)
+            else "ready"
+            for spec in self.specs.values()
+        }
 
     def read(self, pipeline: str | Path) -> Pipeline:
         """Reads a pipeline folder; `SAMPLE` is the one in the package.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -40,11 +39,11 @@ class QuickRow:
     vendor: str
     device: str
     runtime: str = ""
-    ours_ms: float = math.nan
-    bare_ms: float = math.nan
-    ratio: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
+    ours_ms: float | None = None
+    bare_ms: float | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
     rounds: int = 0
     failure: str = ""
 

@@ -8,20 +8,16 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .show_devices import SCHEMA_VERSION
 from .version import __version__
 
 if TYPE_CHECKING:
     from .api import Choice, Dispatcher
     from .progress import ProgressView
-
-SCHEMA_VERSION = 1
-BUG_EXIT_CODE = 70
-INTERRUPTED_EXIT_CODE = 130
-REPORT_TO = "https://github.com/easydiffusion/sdkit-dispatch/issues"
 
 app = typer.Typer(
     name="sdkit-dispatch",
@@ -109,59 +105,12 @@ def common(
     )
 
 
-def main() -> NoReturn:
-    """Runs the command line; our errors end with their exit code, a bug with a traceback."""
-    from .errors import DispatchError
-
-    try:
-        code = app(standalone_mode=False)
-    except DispatchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        code = error.exit_code
-    except (KeyboardInterrupt, typer.Abort):
-        print("cancelled; nothing half-built is left", file=sys.stderr)
-        code = INTERRUPTED_EXIT_CODE
-    except Exception as error:
-        code = _usage_error(error)
-        if code is None:
-            import traceback
-
-            traceback.print_exc()
-            print(
-                f"\nThis is a bug of sdkit-dispatch {__version__}. Please report it with the "
-                f"text above:\n  {REPORT_TO}",
-                file=sys.stderr,
-            )
-            code = BUG_EXIT_CODE
-    sys.exit(code or 0)
-
-
-def _usage_error(error: Exception) -> int | None:
-    """Shows what typer says of a wrong command line; None if `error` is something else."""
-    show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
-    if show is None or code is None:
-        return None
-    show()
-    return int(code)
-
-
 @app.command(epilog="Example: sdkit-dispatch devices --json")
 def devices(as_json: Json = False) -> None:
     """List the processors of this machine."""
-    from .contract import record_to_json
-    from .detect import detect
+    from .show_devices import show_devices
 
-    found = detect()
-    if as_json:
-        _print_json({"devices": [record_to_json(device) for device in found]})
-        return
-    for device in found:
-        memory = f", {device.memory_bytes / 2**30:.1f} GiB" if device.memory_bytes else ""
-        driver = f", driver {device.driver}" if device.driver else ""
-        arch = f", {device.arch}" if device.arch else ""
-        print(f"{device.id}  {device.name} ({device.kind}{arch}{memory}{driver})")
-        for problem in device.problems:
-            print(f"    ! {problem.message}" + (f" -> {problem.hint}" if problem.hint else ""))
+    show_devices(as_json=as_json)
 
 
 @app.command(epilog="Example: sdkit-dispatch plan --json")
@@ -176,13 +125,14 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show which vendor would run where, and why the others would not."""
-    from .contract import record_to_json
-
     with _dispatcher(context, install=install, env=env, is_quiet=as_json) as dispatcher:
-        decision = dispatcher.plan(_choice(gpu, vendor, precision, profile))
+        report = dispatcher.plan_report(_choice(gpu, vendor, precision, profile))
     if as_json:
-        _print_json({"decision": record_to_json(decision)})
+        from .contract import record_to_json
+
+        _print_json(record_to_json(report))
         return
+    decision = report.decision
     for index, entry in enumerate(decision.plans):
         state = "" if entry.state == "ready" else " (to be installed)"
         runtime = f" with {entry.runtime}" if entry.runtime else ""
@@ -198,6 +148,12 @@ def plan(
             print(f"     -> {rejection.hint}")
     for advice in decision.advice:
         print(f"*  {advice}")
+    for size in report.installs:
+        if not size.is_installed and size.download_bytes and size.disk_bytes:
+            print(
+                f"*  {size.command}: about {size.download_bytes / 1e6:.0f} MB to download, "
+                f"{size.disk_bytes / 1e6:.0f} MB on disk"
+            )
 
 
 @app.command(epilog="Example: sdkit-dispatch build sample --gpu auto")
@@ -359,23 +315,50 @@ def bench(
             )
 
 
-@app.command(epilog="Example: sdkit-dispatch doctor")
-def doctor(context: typer.Context, as_json: Json = False) -> None:
+@app.command(epilog="Example: sdkit-dispatch doctor --report report.txt")
+def doctor(
+    context: typer.Context,
+    gpu: Gpu = "auto",
+    vendor: VendorName = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", help="Write a text file for a bug report.")
+    ] = None,
+    env: EnvChoice = None,
+    as_json: Json = False,
+) -> None:
     """Compute something small with every installed vendor and compare."""
+    from .bug_report import bug_report
     from .contract import record_to_json
     from .doctor import examine
+    from .failures import Failures
 
-    with _dispatcher(context, install=False, is_quiet=as_json) as dispatcher:
-        findings = examine(dispatcher)
+    with _dispatcher(context, install=False, env=env, is_quiet=as_json) as dispatcher:
+        findings = examine(dispatcher, gpu=gpu, vendor=vendor)
+        failures = list(Failures(dispatcher.home).all())
+        if report is not None:
+            report.write_text(bug_report(dispatcher, findings), encoding="utf-8")
     is_healthy = all(finding.status != "failed" for finding in findings)
     if as_json:
-        rows = [record_to_json(finding) for finding in findings]
-        _print_json({"is_healthy": is_healthy, "findings": rows})
+        document = {
+            "is_healthy": is_healthy,
+            "findings": [record_to_json(finding) for finding in findings],
+            "failures": [record_to_json(failure) for failure in failures],
+        }
+        _print_json(document)
     else:
         for finding in findings:
             print(f"{finding.status:<8} {finding.vendor} on {finding.device}: {finding.message}")
             if finding.hint:
                 print(f"         -> {finding.hint}")
+        for failure in failures:
+            print(
+                f"before   {failure.vendor} on {failure.device}: {failure.component} failed "
+                f"({failure.at[:16]}): {failure.message.splitlines()[0]}"
+            )
+        if not any(finding.status == "ok" for finding in findings):
+            print("no vendor computed anything -> sdkit-dispatch vendors install auto")
+    if report is not None:
+        print(f"wrote {report}: read it before you attach it", file=sys.stderr)
     raise typer.Exit(0 if is_healthy else 1)
 
 
@@ -417,7 +400,7 @@ def vendors_install(
         plan = plan_install(spec, home=dispatcher.home, source=source, report=dispatcher.report)
         print(plan.summary, flush=True)
         if not yes and sys.stdin.isatty() and not _ask("Install now?"):
-            raise typer.Exit(INTERRUPTED_EXIT_CODE)
+            raise typer.Abort
         environment = install(
             spec,
             home=dispatcher.home,
@@ -711,4 +694,5 @@ def _duration(seconds: float) -> str:
 
 
 def _print_json(document: dict[str, Any]) -> None:  # Any: JSON data
-    print(json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=2))
+    document = {"schema_version": SCHEMA_VERSION, **document}
+    print(json.dumps(document, indent=2, allow_nan=False))

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from .contract import BuildRequest, Device, Engine, Plan, Progress, Rejection, VendorSpec
+from .detect.choice import select_devices
+from .plan import check_vendor
 
 if TYPE_CHECKING:
     import onnx
 
     from .api import Dispatcher
 
+LIMIT_S = 120.0
+"""No step of an examination may take longer: the graph has eleven nodes."""
+RUNS = 5
 LIMIT = 1e-2
 """Largest error over the largest value: fp16 and bf16 pass, a wrong operator does not."""
 
@@ -25,6 +32,9 @@ class Finding:
     Attributes:
         ran_on: Where the session says that it ran; empty if it did not.
         error: The largest error over the largest reference value; None if it did not run.
+        compile_s: Seconds to compile; None if it did not come so far. The same of the others.
+        load_s: Seconds to open the engine.
+        run_ms: Milliseconds of a run, the best of `RUNS`.
     """
 
     vendor: str
@@ -34,15 +44,32 @@ class Finding:
     hint: str = ""
     ran_on: str = ""
     error: float | None = None
+    compile_s: float | None = None
+    load_s: float | None = None
+    run_ms: float | None = None
 
 
-def examine(dispatcher: Dispatcher) -> list[Finding]:
-    """Examines every installed vendor; a worker that crashes or hangs is one failed finding."""
+def examine(
+    dispatcher: Dispatcher, *, gpu: str = "auto", vendor: str | None = None
+) -> list[Finding]:
+    """Examines every installed vendor; a worker that crashes or hangs is one failed finding.
+
+    Args:
+        dispatcher: Of the home folder to examine.
+        gpu: Which devices; as for `plan`.
+        vendor: Only this one; the one way to examine a vendor without a rank.
+
+    Raises:
+        ConfigError: `gpu` or `vendor` names nothing that there is.
+    """
+    if vendor is not None:
+        check_vendor(vendor, list(dispatcher.specs))
+    devices = select_devices(dispatcher.devices, gpu)
     findings = []
     model = small_model()
     for spec in dispatcher.specs.values():
-        if spec.rank is None:
-            continue  # only when named: a tool for tests and experiments
+        if vendor not in (None, spec.name) or (spec.rank is None and vendor is None):
+            continue  # without a rank it is a tool for tests and experiments
         environment = dispatcher.workers.environment(spec)
         if isinstance(environment, Rejection):
             findings.append(
@@ -57,7 +84,7 @@ def examine(dispatcher: Dispatcher) -> list[Finding]:
             continue
         findings += [
             _examined(dispatcher, spec, device, model)
-            for device in dispatcher.devices
+            for device in devices
             if device.kind in spec.device_kinds
         ]
     return findings
@@ -116,16 +143,20 @@ def _compared(
     )
     with (
         tempfile.TemporaryDirectory(prefix="sdkit-doctor-") as folder,
-        dispatcher.workers.fresh(spec) as client,
+        dispatcher.workers.fresh(spec, limit_s=LIMIT_S) as client,
     ):
         path, out = Path(folder, "model.onnx"), Path(folder, "engine")
         out.mkdir()
         onnx.save(model, path)
+        started_s = time.monotonic()
         client.compile(request, path, out, device=plan.device, report=dispatcher.report)
+        compiled_s = time.monotonic()
         session = client.load(
             Engine(key=request.key, request=request, folder=str(out), onnx=str(path)), plan.device
         )
+        loaded_s = time.monotonic()
         outputs = session.run(feeds)
+        run_s = min(session.time("doctor", feeds, runs=RUNS))
         ran_on = session.facts.get("device", "")
         session.close()
     error = measure(outputs["y"], expected)["relative_max"]
@@ -135,10 +166,13 @@ def _compared(
         device=plan.device.id,
         status="ok" if is_right else "failed",
         message=f"{plan.runtime} computed in {plan.precision} on {ran_on}, error {error:.1e}"
-        + ("" if is_right else f", more than {LIMIT:g}"),
+        + (f" in {run_s * 1e3:.2f} ms" if is_right else f", more than {LIMIT:g}"),
         hint="" if is_right else f"sdkit-dispatch vendors install {spec.name}",
         ran_on=ran_on,
-        error=error,
+        error=error if math.isfinite(error) else None,
+        compile_s=round(compiled_s - started_s, 3),
+        load_s=round(loaded_s - compiled_s, 3),
+        run_ms=round(run_s * 1e3, 4),
     )
 
 

@@ -57,8 +57,12 @@ class Workers:
         self._clients[spec.name] = self.fresh(spec)
         return self._clients[spec.name]
 
-    def fresh(self, spec: VendorSpec) -> WorkerClient:
+    def fresh(self, spec: VendorSpec, *, limit_s: float | None = None) -> WorkerClient:
         """Starts a worker that the caller closes.
+
+        Args:
+            spec: The vendor.
+            limit_s: No request may take longer, whatever the config says.
 
         Raises:
             VendorEnvError: No environment serves the vendor.
@@ -73,7 +77,7 @@ class Workers:
             spec,
             python=environment.python,
             is_isolated=environment.is_isolated,
-            settings=worker_settings(self._config),
+            settings=worker_settings(self._config, limit_s=limit_s),
         )
 
     def probe(
@@ -152,21 +156,21 @@ class Workers:
         self.close()
 
 
-def worker_settings(config: Config) -> WorkerSettings:
-    """Returns what of a config concerns workers."""
-    return WorkerSettings(
-        threads=config.threads,
-        timeouts_s={
-            "probe": config.probe_timeout_s,
-            "plan": config.probe_timeout_s,
-            "compile": config.compile_timeout_s,
-            "load": config.load_timeout_s,
-            "run": config.run_timeout_s,
-            "time": config.run_timeout_s,
-            "generate": config.run_timeout_s,
-            "record": config.run_timeout_s,
-        },
-    )
+def worker_settings(config: Config, *, limit_s: float | None = None) -> WorkerSettings:
+    """Returns what of a config concerns workers; `limit_s` bounds every request."""
+    timeouts_s = {
+        "probe": config.probe_timeout_s,
+        "plan": config.probe_timeout_s,
+        "compile": config.compile_timeout_s,
+        "load": config.load_timeout_s,
+        "run": config.run_timeout_s,
+        "time": config.run_timeout_s,
+        "generate": config.run_timeout_s,
+        "record": config.run_timeout_s,
+    }
+    if limit_s is not None:
+        timeouts_s = {method: min(limit_s, value) for method, value in timeouts_s.items()}
+    return WorkerSettings(threads=config.threads, timeouts_s=timeouts_s)
 
 
 def _newest_source(spec: VendorSpec) -> int:

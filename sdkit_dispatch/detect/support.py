@@ -85,16 +85,41 @@ class Candidate:
         return f"{self.engine}-{self.backend}" if self.backend else self.engine
 
 
+@dataclass(frozen=True, kw_only=True)
+class InstallSize:
+    """What the managed environment of a vendor takes, measured on one platform."""
+
+    download_mb: int
+    disk_mb: int
+    platform: str
+    date: str
+
+
 @cache
-def support_table() -> tuple[tuple[SupportRow, ...], Mapping[str, tuple[str, ...]]]:
-    """Reads support.yaml: its rows, and what each problem rules out."""
+def install_sizes() -> Mapping[str, InstallSize]:
+    """Reads from support.yaml how big vendors are; those that nobody measured are missing."""
     import msgspec
+
+    return msgspec.convert(_read_table()["sizes"], dict[str, InstallSize])
+
+
+@cache
+def _read_table() -> Mapping[str, Any]:  # Any: JSON data
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     data = yaml.load(TABLE.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506 - both are safe
-    for row in data["engines"]:
+    for row in (*data["engines"], *data["sizes"].values()):
         row["date"] = str(row["date"])  # YAML has a type of its own for it
+    return data  # type: ignore[no-any-return]
+
+
+@cache
+def support_table() -> tuple[tuple[SupportRow, ...], Mapping[str, tuple[str, ...]]]:
+    """Reads support.yaml: its rows, and what each problem rules out."""
+    import msgspec
+
+    data = _read_table()
     rows = msgspec.convert(data["engines"], tuple[SupportRow, ...])
     return rows, msgspec.convert(data["problems"], dict[str, tuple[str, ...]])
 

@@ -12,6 +12,7 @@ import typer
 
 from readme_commands import quick_start_commands
 from sdkit_dispatch import cli
+from sdkit_dispatch.__main__ import HELP_FILE
 
 ROOT = Path(__file__).parents[2]
 RUNTIMES = ("onnxruntime", "openvino", "torch", "tensorrt", "tensorrt_rtx")
@@ -112,12 +113,14 @@ def test_fast_commands_import_nothing_heavy(arguments):
     code = f"""
 import sys
 sys.argv = ['sdkit-dispatch', *{arguments!r}]
-from sdkit_dispatch.cli import main
+from sdkit_dispatch.__main__ import main
 try:
     main()
 except SystemExit as end:
     assert not end.code, end.code
 heavy = {{'numpy', 'onnx', 'PIL', 'tokenizers', 'rich', 'yaml', 'pydantic'}} & set(sys.modules)
+if {arguments!r}[0] in ('devices', '--help'):
+    heavy |= {{'typer', 'click'}} & set(sys.modules)
 assert not heavy, heavy
 """
     done = without_runtimes(code)
@@ -165,6 +168,14 @@ def test_every_command_has_one_line_of_help_and_an_example(name):
     command = all_commands()[name]
     assert command.help.count("\n") == 0
     assert command.epilog.startswith(f"Example: sdkit-dispatch {name}")
+
+
+def test_help_is_what_typer_says():
+    """`--help` is answered from a file, before typer is imported."""
+    from typer.testing import CliRunner
+
+    rendered = CliRunner().invoke(cli.app, ["-h"], prog_name="sdkit-dispatch", terminal_width=80)
+    assert HELP_FILE.read_text(encoding="utf-8") == rendered.stdout
 
 
 def test_commands_in_the_readme_exist():
