@@ -22,6 +22,9 @@ HELP_FILE = Path(__file__).with_name("_data") / "help.txt"
 
 def main() -> NoReturn:
     """Runs the command line; our errors end with their exit code, a bug with a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a path may hold what the terminal cannot show
+            stream.reconfigure(errors="backslashreplace")
     words = sys.argv[1:]
     if words in ([], ["-h"], ["--help"]):
         print(HELP_FILE.read_text(encoding="utf-8"), end="")
@@ -41,7 +44,9 @@ def _devices(*, as_json: bool) -> int:
 def _everything_else() -> int:
     from .cli import app
 
-    return int(app(prog_name="sdkit-dispatch", standalone_mode=False) or 0)
+    code = int(app(prog_name="sdkit-dispatch", standalone_mode=False) or 0)
+    # typer turns Ctrl-C into this code and says nothing.
+    return _cancelled() if code == INTERRUPTED_EXIT_CODE else code
 
 
 def guarded(run: Callable[[], int]) -> int:

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from .build import (
-    LADDER_ERRORS,
-    REMEMBERED_ERRORS,
-    Builder,
-    BuildResult,
-    ComponentBuild,
-    Step,
-    Wanted,
-    build_request,
-    failed_step,
-    wanted,
-)
+from .build import Builder, BuildResult
 from .cache import EngineStore, Explanation, explain
+from .component_build import BuildTools, ComponentBuilder, wanted
 from .config import Config, home_folder, load_config, load_profile
 from .contract import (
-    Arrays,
     Device,
     GenerateRequest,
     Plan,
@@ -34,24 +23,25 @@ from .contract import (
     Rejection,
     Report,
     VendorSpec,
-    record_to_json,
+    no_report,
 )
 from .detect import detect, host
+from .detect.absent import absent_device
 from .detect.choice import gpu_choice
-from .diffusion.shapes import count_token_chunks, vae_factor
-from .env import InstallPlan, find_vendors, install, plan_install
+from .diffusion.shapes import vae_factor
+from .env import InstallPlan, VendorState, find_vendors, install, plan_install, state
 from .errors import NoVendorError, PipelineError, VendorEnvError
+from .failures import Failures
+from .loaded_pipeline import LoadedPipeline
 from .pipeline_files import Pipeline, read_pipeline
-from .plan import Decision, explain_rejections, make_plans
+from .plan import Decision, explain_rejections, make_plans, unsupported_vendors
 from .plan_report import PlanReport, plan_report
 from .reference import VENDOR as REFERENCE_VENDOR
 from .reference import Reference
-from .worker_client import no_report
 from .workers import Workers
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    pass
 
 SAMPLE = "sample"
 """In place of a pipeline folder: the small pipeline in the package, with its profile."""
@@ -79,75 +69,6 @@ class Choice:
     may_retry: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class GenerateAnswer:
-    """Images and everything about how they were made.
-
-    Attributes:
-        images: uint8 `[N, H, W, 3]`.
-        latents: float32 `[N, 4, H/8, W/8]`, denoised, before the decoder.
-        ran: Component -> what the loaded engine says of itself: device, precision, runtime.
-        timings: Seconds of each phase.
-        steps: Steps of the ladder that did not serve, oldest first.
-        components: The engines, each a hit or built for this call.
-    """
-
-    request: GenerateRequest
-    plan: Plan
-    images: NDArray[np.uint8]
-    latents: NDArray[np.float32]
-    seeds: tuple[int, ...]
-    ran: Mapping[str, Mapping[str, str]]
-    timings: Mapping[str, float]
-    steps: tuple[Step, ...]
-    components: tuple[ComponentBuild, ...]
-
-    def facts(self) -> dict[str, Any]:
-        """Returns what ran, where and why, as JSON data (`Any`)."""
-        return {
-            "vendor": self.plan.vendor,
-            "device": {"id": self.plan.device.id, "name": self.plan.device.name},
-            "runtime": self.plan.runtime,
-            "precision": self.plan.precision,
-            "ran": {name: dict(facts) for name, facts in self.ran.items()},
-            "engines": {built.component: built.engine.key for built in self.components},
-            "verdicts": {
-                built.component: built.manifest.verdict.status for built in self.components
-            },
-            "steps": [record_to_json(step) for step in self.steps],
-            "timings_s": {name: round(value, 4) for name, value in self.timings.items()},
-        }
-
-    def png(self, index: int = 0) -> bytes:
-        """Returns image `index` as a PNG file with the prompt and `facts` in its text chunks."""
-        from .diffusion.image import png_from_image
-
-        return png_from_image(
-            self.images[index], self.request, seed=self.seeds[index], facts=self.facts()
-        )
-
-    def save(self, path: str | Path) -> list[Path]:
-        """Writes all images; a batch is numbered: "x.png" -> "x-1.png", "x-2.png".
-
-        Returns:
-            The files, in order.
-        """
-        target = Path(path)
-        count = len(self.images)
-        files = (
-            [target]
-            if count == 1
-            else [
-                target.with_name(f"{target.stem}-{index + 1}{target.suffix}")
-                for index in range(count)
-            ]
-        )
-        for index, file in enumerate(files):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(self.png(index))
-        return files
-
-
 class Dispatcher:
     """Detects, plans, builds and runs with one home folder and config. A context manager."""
 
@@ -168,6 +89,7 @@ class Dispatcher:
         self.home = home or home_folder()
         self.config = config or load_config(home=self.home)
         self.report = report
+        self.may_install = self.config.may_install == "yes"
         self.store = EngineStore(self.home)
         self.specs = find_vendors()
         self.workers = Workers(home=self.home, config=self.config, specs=self.specs)
@@ -180,12 +102,24 @@ class Dispatcher:
             self._devices = detect()
         return self._devices
 
-    def plan(self, choice: Choice | None = None) -> Decision:
-        """Decides which vendor serves which device, and why the others do not."""
+    def plan(
+        self,
+        choice: Choice | None = None,
+        *,
+        devices: Sequence[Device] | None = None,
+        may_install: bool | None = None,
+    ) -> Decision:
+        """Decides which vendor serves which device, and why the others do not.
+
+        Args:
+            choice: What the caller chose.
+            devices: To choose among; those of this machine by default.
+            may_install: Whether a vendor that is missing here counts; as configured by default.
+        """
         choice = choice or Choice()
         profile = load_profile(choice.profile or "default", home=self.home)
         return make_plans(
-            self.devices,
+            self.devices if devices is None else devices,
             host(),
             list(self.specs.values()),
             gpu=gpu_choice(os.environ) if choice.gpu == "auto" else choice.gpu,
@@ -194,20 +128,37 @@ class Dispatcher:
             options=profile.options,
             env_states=self._states(),
             probe=self.workers.probe,
-            may_install=self.config.may_install == "yes",
+            may_install=self.may_install if may_install is None else may_install,
         )
 
     def plan_report(self, choice: Choice | None = None) -> PlanReport:
         """Returns the decision with everything that an installer needs to act on it."""
         return plan_report(host(), self.devices, self.plan(choice), self._states())
 
-    def _states(self) -> dict[str, str]:
-        return {
-            spec.name: "installable"
-            if isinstance(self.workers.environment(spec), Rejection)
-            else "ready"
-            for spec in self.specs.values()
-        }
+    def vendor_states(self) -> list[VendorState]:
+        """Returns what `vendors list` says: a vendor that serves no device here is unsupported."""
+        specs = list(self.specs.values())
+        refused = unsupported_vendors(self.devices, host(), specs)
+        states = [state(spec, home=self.home) for spec in specs]
+        return [
+            replace(one, state="unsupported", message=refused[one.vendor].reason, action="")
+            if one.vendor in refused and one.state != "installed"
+            else one
+            for one in states
+        ]
+
+    def _states(self) -> dict[str, str | Rejection]:
+        """Returns vendor -> "ready", "installable", or why no environment can serve it."""
+        return {spec.name: self._state(spec) for spec in self.specs.values()}
+
+    def _state(self, spec: VendorSpec) -> str | Rejection:
+        environment = self.workers.environment(spec)
+        if not isinstance(environment, Rejection):
+            return "ready"
+        # Only a managed environment is ever made; a Python that the user chose stays theirs.
+        can_install = self.config.env in ("auto", "managed")
+        is_in_reach = environment.code in ("not-installed", "outdated", "broken")
+        return "installable" if can_install and is_in_reach else environment
 
     def read(self, pipeline: str | Path) -> Pipeline:
         """Reads a pipeline folder; `SAMPLE` is the one in the package.
@@ -240,6 +191,36 @@ class Dispatcher:
         want = wanted(read, request, token_chunks=1, memo=self.store.memo)
         return self.builder(choice).build(want, self._plans(choice), self.report)
 
+    def build_for(
+        self,
+        archs: Sequence[str],
+        pipeline: str | Path = SAMPLE,
+        choice: Choice | None = None,
+        *,
+        width_px: int | None = None,
+        height_px: int | None = None,
+        batch: int | None = None,
+    ) -> list[BuildResult]:
+        """Compiles engines ahead of time for devices that are elsewhere ("sm_89", "gfx1100").
+
+        Such engines are `unchecked-target`: the gate runs when a device first loads them.
+
+        Raises:
+            ConfigError: No device of that architecture is known.
+            NoVendorError: No vendor builds for one of them here; lists every reason.
+            DispatchError: What every way down the ladder said.
+        """
+        choice = sample_choice(pipeline, choice or Choice())
+        devices = [absent_device(arch) for arch in archs]
+        read = self.read(pipeline)
+        request = self.request(
+            read, choice, prompt="", width_px=width_px, height_px=height_px, batch=batch
+        )
+        want = wanted(read, request, token_chunks=1, memo=self.store.memo)
+        plans = [self._plans(replace(choice, gpu="auto"), devices=[one]) for one in devices]
+        builder = self.builder(choice)
+        return [builder.build(want, ladder, self.report) for ladder in plans]
+
     def explain(
         self,
         pipeline: str | Path = SAMPLE,
@@ -261,26 +242,26 @@ class Dispatcher:
         )
         want = wanted(read, request, token_chunks=1, memo=self.store.memo)
         plan = self._plans(choice)[0]
-        requests = [
-            build_request(plan, self.specs[plan.vendor], want, name) for name in want.shapes
-        ]
+        with ComponentBuilder(self.builder(choice).tools, want, plan, self.report) as bench:
+            requests = [bench.current_request(name) for name in want.shapes]
         return tuple(explain(self.store, request) for request in requests)
 
-    def settle_installing(self, choice: Choice, *, ask: Callable[[str], bool] | None) -> None:
+    def settle_installing(
+        self, pipeline: str | Path, choice: Choice, *, ask: Callable[[str], bool] | None
+    ) -> None:
         """Decides for this run whether a missing vendor may be installed.
 
         Args:
+            pipeline: As for `build`.
             choice: As for `build`.
             ask: Puts a yes-or-no question to the user; None: nobody can be asked.
         """
-        may: Literal["yes", "no"] = "no"
+        self.may_install = False
         if ask is not None:
-            self.config = replace(self.config, may_install="yes")
-            plans = self.plan(choice).plans
+            plans = self.plan(sample_choice(pipeline, choice), may_install=True).plans
             if plans and plans[0].state == "installable":
                 summaries = [plan.summary for plan in self.install_plans(plans[0].vendor)]
-                may = "yes" if ask("\n".join([*summaries, "Install now?"])) else "no"
-        self.config = replace(self.config, may_install=may)
+                self.may_install = ask("\n".join([*summaries, "Install now?"]))
 
     def best_installable(self) -> VendorSpec:
         """Returns the vendor that serves this machine best, installed or not.
@@ -288,12 +269,10 @@ class Dispatcher:
         Raises:
             NoVendorError: None does; lists every reason.
         """
-        allowed = replace(self.config, may_install="yes")
-        before, self.config = self.config, allowed
-        try:
-            return self.specs[self._plans(Choice())[0].vendor]
-        finally:
-            self.config = before
+        decision = self.plan(may_install=True)
+        if not decision.plans:
+            raise NoVendorError(explain_rejections(decision), "sdkit-dispatch vendors list")
+        return self.specs[decision.plans[0].vendor]
 
     def load(self, pipeline: str | Path = SAMPLE, choice: Choice | None = None) -> LoadedPipeline:
         """Prepares a pipeline for `generate`; engines are built when a request needs them.
@@ -304,12 +283,17 @@ class Dispatcher:
         """
         choice = sample_choice(pipeline, choice or Choice())
         read = self.read(pipeline)
+        budget_mb = self.config.memory_budget_mb
         return LoadedPipeline(
-            dispatcher=self,
             pipeline=read,
-            choice=choice,
             plans=self._plans(choice),
             builder=self.builder(choice),
+            workers=self.workers,
+            make_request=partial(self.request, read, choice),
+            report=self.report,
+            is_strict=self.config.strict,
+            memory_budget_bytes=None if budget_mb is None else budget_mb * 10**6,
+            machine_memory_bytes=self._processor.memory_bytes,
         )
 
     def request(
@@ -342,24 +326,31 @@ class Dispatcher:
             scheduler=_first(scheduler, profile.scheduler, DEFAULT_SCHEDULER),
         )
 
-    def _plans(self, choice: Choice) -> tuple[Plan, ...]:
-        decision = self.plan(choice)
+    def _plans(
+        self, choice: Choice, *, devices: Sequence[Device] | None = None
+    ) -> tuple[Plan, ...]:
+        decision = self.plan(choice, devices=devices)
         if not decision.plans:
             raise NoVendorError(explain_rejections(decision), "sdkit-dispatch vendors list")
         return decision.plans
 
     def builder(self, choice: Choice) -> Builder:
         """Returns what builds engines as `choice` asks."""
-        cpu = next(device for device in self.devices if device.kind == "cpu")
-        return Builder(
+        reference = Reference(store=self.store, workers=self.workers, device=self._processor)
+        tools = BuildTools(
             store=self.store,
             workers=self.workers,
-            reference=Reference(store=self.store, workers=self.workers, device=cpu),
-            install=self._install,
+            reference=reference,
+            failures=Failures(self.home),
             must_check=choice.must_check,
             is_strict=self.config.strict,
             may_retry=choice.may_retry,
         )
+        return Builder(tools, install=self._install, precision=choice.precision)
+
+    @property
+    def _processor(self) -> Device:
+        return next(device for device in self.devices if device.kind == "cpu")
 
     def install_plans(self, vendor: str) -> list[InstallPlan]:
         """Returns what installing a vendor fetches, with the reference that checks its engines.
@@ -382,7 +373,7 @@ class Dispatcher:
         ]
 
     def _install(self, spec: VendorSpec, report: Report) -> None:
-        if self.config.may_install != "yes":
+        if not self.may_install:
             raise VendorEnvError(
                 f"the vendor '{spec.name}' is not installed",
                 f"sdkit-dispatch vendors install {spec.name}",
@@ -407,101 +398,6 @@ class Dispatcher:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-@dataclass(kw_only=True)
-class LoadedPipeline:
-    """A pipeline that makes images; its engines stay loaded in a worker between calls."""
-
-    dispatcher: Dispatcher
-    pipeline: Pipeline
-    choice: Choice
-    plans: Sequence[Plan]
-    builder: Builder
-    _steps: list[Step] = field(default_factory=list)
-
-    def generate(
-        self,
-        prompt: str,
-        *,
-        latents: NDArray[np.float32] | None = None,
-        **values: Any,  # Any: the fields of GenerateRequest, by name
-    ) -> GenerateAnswer:
-        """Makes `batch` images with the seeds `seed`, `seed + 1`, ...
-
-        Args:
-            prompt: What to draw.
-            latents: Unit noise `[N, 4, H/8, W/8]` to start from, instead of the seeds'.
-            **values: Other fields of `GenerateRequest`; those that are not given come from the
-                profile, then from the pipeline.
-
-        Raises:
-            ConfigError: A value is out of range.
-            DispatchError: What every way down the ladder said.
-        """
-        request = self.dispatcher.request(self.pipeline, self.choice, prompt=prompt, **values)
-        want = wanted(
-            self.pipeline,
-            request,
-            token_chunks=count_token_chunks(self.pipeline, request),
-            memo=self.dispatcher.store.memo,
-        )
-        while True:
-            built = self.builder.build(want, self.plans, self.dispatcher.report)
-            self._move_to(built)
-            try:
-                return self._run(want, built, {} if latents is None else {"latents": latents})
-            except LADDER_ERRORS as error:
-                self._remember(want, built, error)
-                if self.dispatcher.config.strict or len(self.plans) == 1:
-                    raise
-                self._steps.append(failed_step(built.plan, error))
-                self.plans = self.plans[1:]
-
-    def _move_to(self, built: BuildResult) -> None:
-        """Stays on the step of the ladder that served: each is tried once."""
-        self._steps += built.steps
-        self.plans = [built.plan, *self.plans[len(built.steps) + 1 :]]
-
-    def _remember(self, want: Wanted, built: BuildResult, error: Exception) -> None:
-        if isinstance(error, REMEMBERED_ERRORS) and not getattr(error, "was_killed", False):
-            spec = self.dispatcher.specs[built.plan.vendor]
-            request = build_request(built.plan, spec, want, "unet")
-            self.builder.failures.remember(request, built.plan.device, error)
-
-    def _run(self, want: Wanted, built: BuildResult, arrays: Arrays) -> GenerateAnswer:
-        started_s = time.monotonic()
-        spec = self.dispatcher.specs[built.plan.vendor]
-        params = {
-            "pipeline": str(self.pipeline.folder),
-            "memo": str(self.dispatcher.store.memo),
-            "engines": [record_to_json(part.engine) for part in built.components],
-            "device": record_to_json(built.plan.device),
-            "request": record_to_json(want.request),
-            "keep_loaded": self._may_keep_loaded(built),
-        }
-        client = self.dispatcher.workers.client(spec)
-        answer = client.generate(params, arrays, self.dispatcher.report)
-        return GenerateAnswer(
-            request=want.request,
-            plan=built.plan,
-            images=answer.arrays["images"],
-            latents=answer.arrays["latents"],
-            seeds=tuple(answer.result["seeds"]),
-            ran=answer.result["facts"],
-            timings={**answer.result["timings"], "total": time.monotonic() - started_s},
-            steps=tuple(self._steps),
-            components=built.components,
-        )
-
-    def _may_keep_loaded(self, built: BuildResult) -> bool:
-        """True if all components together fit the memory budget."""
-        budget_mb = self.dispatcher.config.memory_budget_mb
-        budget_bytes = built.plan.device.memory_bytes if budget_mb is None else budget_mb * 10**6
-        needed_bytes = sum(
-            self.pipeline.components[part.component].weights_bytes for part in built.components
-        )
-        return budget_bytes is None or needed_bytes <= budget_bytes
 
 
 def pipeline_folder(pipeline: str | Path) -> Path:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .build import wanted
+from .component_build import wanted
 from .contract import Plan, Progress, Shapes
 from .errors import DispatchError
 from .pipeline_files import Component, Pipeline
@@ -77,7 +77,7 @@ def _row(
 ) -> QuickRow:
     request = dispatcher.request(pipeline, choice, prompt="")
     want = wanted(pipeline, request, token_chunks=1, memo=dispatcher.store.memo)
-    built = dispatcher.builder(replace(choice, vendor=plan.vendor)).build_with(
+    _, built = dispatcher.builder(replace(choice, vendor=plan.vendor)).build_with(
         want, plan, dispatcher.report
     )
     engine = next(part.engine for part in built if part.component == COMPONENT)

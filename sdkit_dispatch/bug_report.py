@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .contract import record_to_json
-from .env import state
 from .failures import Failures
 from .version import __version__
 
@@ -35,9 +34,7 @@ def bug_report(dispatcher: Dispatcher, findings: Sequence[Finding]) -> str:
             "platform": platform.platform(),
         },
         "plan": record_to_json(dispatcher.plan_report()),
-        "vendors": [
-            record_to_json(state(spec, home=dispatcher.home)) for spec in dispatcher.specs.values()
-        ],
+        "vendors": [record_to_json(one) for one in dispatcher.vendor_states()],
         "doctor": [record_to_json(finding) for finding in findings],
         "failures": [record_to_json(one) for one in Failures(dispatcher.home).all()],
         "store": {

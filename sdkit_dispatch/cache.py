@@ -7,12 +7,14 @@
 
 An entry appears by one rename, after its files are on the disk. A manifest records the size and
 sha256 of every file; they are compared before an engine is handed out, because no vendor's runtime
-notices a flipped byte in the weights (facts: OpenVINO, ONNX Runtime and IREE all load it).
+notices a flipped byte in the weights: OpenVINO, ONNX Runtime and IREE all load it. (A large file is
+hashed again only when its size, inode or times changed: `pipeline_files.file_digest`.)
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -33,6 +35,7 @@ from .contract import (
 )
 from .errors import CacheError, PipelineError
 from .pipeline_files import file_digest
+from .whole_file import write_whole
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 4 << 20
@@ -302,6 +305,24 @@ class EngineStore:
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(folder, target)
         _flush(target.parent)
+
+    def later_verdict(self, key: str, device: str) -> Verdict | None:
+        """Returns what the gate said of an unchecked engine when `device` first loaded it."""
+        try:
+            text = self._later_note(key, device).read_text(encoding="utf-8")
+            return record_from_json(Verdict, json.loads(text))
+        except (OSError, ValueError, RecursionError):
+            return None
+
+    def keep_later_verdict(self, key: str, device: str, verdict: Verdict) -> None:
+        """Remembers it beside the engine, which is never modified; losing it costs a check."""
+        with contextlib.suppress(OSError):
+            text = json.dumps(record_to_json(verdict))
+            write_whole(self._later_note(key, device), text.encode())
+
+    def _later_note(self, key: str, device: str) -> Path:
+        name = hashlib.sha256(device.encode()).hexdigest()[:16]
+        return self.memo / "verdicts" / f"{key}-{name}.json"
 
     def remove(self, key: str) -> bool:
         """Takes an entry out of the store by one rename; False if there was none."""

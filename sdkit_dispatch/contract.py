@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 SCHEMA_VERSION = 1
-"""Of every record below; part of an engine's key and of every JSON document we print."""
+"""Of every record below; part of an engine's key."""
 
+SCHEDULERS = ("euler", "euler_a", "ddim", "dpmpp_2m", "dpmpp_2m_karras", "lcm")
 DeviceKind = Literal["discrete", "integrated", "npu", "cpu"]
 Precision = Literal["fp32", "fp16", "bf16", "int8", "q8_0", "q5_0", "q4_0"]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -76,7 +77,8 @@ class VendorSpec:
     Attributes:
         extra: Name of the extra of the distribution that brings the vendor's runtime.
         adapter: "module:Class", imported in the worker only.
-        pci_vendors: PCI vendor ids ("8086") it serves; empty for any.
+        pci_vendors: PCI vendor ids ("8086") of devices that it serves; empty for any. It says
+            nothing of a processor, which is on no PCI bus.
         platforms: "linux-x86_64", "windows-x86_64", "macos-arm64", ...; empty for any.
         rank: Order among vendors that serve the same device, lowest first. None: a vendor that is
             used only when named.
@@ -137,6 +139,7 @@ class BuildRequest:
     """Everything that decides what an engine computes and where it can run, and nothing else.
 
     Attributes:
+        passes: `graph.REVISION`: of the passes that vendors run over the graph first.
         graph_digest: sha256 of the ONNX file.
         weights_digest: sha256 over the external data files; empty if the weights are inside.
         shapes: The static shape of every input of the graph.
@@ -152,6 +155,7 @@ class BuildRequest:
     precision: Precision
     shapes: Shapes
     options: Mapping[str, Any] = field(default_factory=dict)  # Any: each vendor owns its values
+    passes: int = 0
     schema: int = SCHEMA_VERSION
 
     @property
@@ -202,12 +206,16 @@ Report = Callable[[Progress], None]
 """Called often by long work. Raises `errors.CancelledByUser` once the user has cancelled."""
 
 
+def no_report(progress: Progress) -> None:
+    """Ignores progress; for callers that do not show any."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GenerateRequest:
     """One call of text to image; `batch` images with the seeds `seed`, `seed + 1`, ...
 
     Attributes:
-        scheduler: "euler", "euler_a", "ddim", "dpmpp_2m", "dpmpp_2m_karras" or "lcm".
+        scheduler: One of `SCHEDULERS`.
         guidance: CFG scale; 1 or less means no guidance.
     """
 
@@ -241,7 +249,13 @@ class Session(Protocol):
 
 
 class Vendor(Protocol):
-    """What an adapter class implements. It is constructed without arguments, in a worker."""
+    """What an adapter class implements. It is constructed without arguments, in a worker.
+
+    `threads` is set by the worker before `load`: CPU threads of a session, None for the runtime's
+    own choice. It changes no engine.
+    """
+
+    threads: int | None
 
     def probe(self, device: Device) -> str | Rejection:
         """Tries the runtime on that device. Returns e.g. "openvino 2026.4.1"; never raises."""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from .api import Dispatcher
 
+FAULTS = ("worker-failed", "runtime-broken")
+"""Codes of a "no" that is a fault of the installation, not of the device."""
 LIMIT_S = 120.0
 """No step of an examination may take longer: the graph has eleven nodes."""
 RUNS = 5
@@ -102,7 +104,7 @@ def _examined(
             return Finding(
                 vendor=spec.name,
                 device=device.id,
-                status="skipped",
+                status="failed" if plan.code in FAULTS else "skipped",
                 message=plan.reason,
                 hint=plan.hint,
             )

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -279,6 +279,9 @@ def _graph_facts(path: Path) -> dict[str, Any]:
     import onnx
     from google.protobuf.message import DecodeError
 
+    from .graph.external_data import external_locations
+    from .graph.static_shapes import free_inputs
+
     try:
         model = onnx.load(path, load_external_data=False)
     except (DecodeError, OSError, ValueError) as error:
@@ -287,20 +290,11 @@ def _graph_facts(path: Path) -> dict[str, Any]:
         ) from error
     if not model.graph.node:
         raise PipelineError(f"'{path}' holds an ONNX graph without nodes")
-    constants = {tensor.name for tensor in model.graph.initializer}
     return {
-        "inputs": [
-            _tensor_row(path, value) for value in model.graph.input if value.name not in constants
-        ],
+        "inputs": [_tensor_row(path, value) for value in free_inputs(model.graph)],
         "outputs": [_tensor_row(path, value) for value in model.graph.output],
         "dtype": _weights_dtype(model.graph),
-        "external": sorted(
-            {
-                next((pair.value for pair in tensor.external_data if pair.key == "location"), "")
-                for tensor in _all_tensors(model.graph)
-                if tensor.data_location == onnx.TensorProto.EXTERNAL
-            }
-        ),
+        "external": external_locations(model),
     }
 
 
@@ -308,30 +302,16 @@ def _weights_dtype(graph: onnx.GraphProto) -> str:
     """Returns the floating dtype that most weights have, counted by elements."""
     import onnx
 
+    from .graph.external_data import tensors_of
+
     counts: dict[str, int] = {}
-    for tensor in _all_tensors(graph):
+    for tensor in tensors_of(graph):
         name = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
         if "float" in name or name == "double":
             counts[name] = counts.get(name, 0) + math.prod(tensor.dims)
     names = {"float": "float32", "double": "float64"}
     most = max(counts, key=lambda name: counts[name], default="float")
     return names.get(most, most)
-
-
-def _all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Yields initializers and tensor attributes, those of subgraphs included."""
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            if attribute.HasField("g"):
-                yield from _all_tensors(attribute.g)
-            for inner in attribute.graphs:
-                yield from _all_tensors(inner)
 
 
 def _tensor_row(path: Path, value: onnx.ValueInfoProto) -> list[Any]:

@@ -37,8 +37,10 @@ INSTALLABLE_STATES = ("installable", "update_required")
 FALLBACK_ENGINE = "ggml"
 """On every kind of device it comes after all others."""
 TIERS = {"discrete": 0, "integrated": 2, "npu": 4, "cpu": 6}
+TRIVIAL = ("other-kind", "other-maker", "platform")
+"""Codes that say no more than that a vendor is for something else."""
 UNCHANGEABLE = frozenset(
-    {"other-kind", "other-maker", "platform", "arch", "wsl", "not-selected", "not-needed"}
+    {"other-kind", "other-maker", "platform", "arch", "wsl", "not-selected"}
     | {"not-in-this-release", "only-when-named", "intel-mac"}
 )
 """Codes of a "no" that nothing the user does here would change."""
@@ -81,8 +83,7 @@ class _Wish:
     gpu: str
     chosen: frozenset[str]
     vendor: str | None
-    states: Mapping[str, str]
-    failures: Mapping[tuple[str, str], str]
+    states: Mapping[str, str | Rejection]
 
 
 def make_plans(
@@ -94,11 +95,9 @@ def make_plans(
     vendor: str | None = None,
     precision: Precision | None = None,
     options: Mapping[str, Options] | None = None,
-    env_states: Mapping[str, str] | None = None,
+    env_states: Mapping[str, str | Rejection] | None = None,
     probe: VendorProbe,
     may_install: bool = True,
-    first_only: bool = False,
-    remembered_failures: Mapping[tuple[str, str], str] | None = None,
 ) -> Decision:
     """Judges every device with every vendor, those of the support table included.
 
@@ -111,13 +110,10 @@ def make_plans(
         vendor: Only this one; the one way to use a vendor without a rank.
         precision: None leaves it to the vendor.
         options: Vendor -> its own options.
-        env_states: Vendor -> "ready" (or "installed"), "installable", "update_required", "broken"
-            or "unsupported"; a vendor that is not in it counts as installable.
+        env_states: Vendor -> "ready" (or "installed"), "installable", "update_required", "broken",
+            "unsupported", or why no environment can serve it; one that is missing is installable.
         probe: Called for ready vendors only, in the order of the ladder.
         may_install: Without leave to install, what is ready comes before what would be better.
-        first_only: Stop asking vendors at the first plan that is ready to run.
-        remembered_failures: (vendor, device id) -> what went wrong there; a vendor that is named
-            is tried again.
 
     Raises:
         ConfigError: `gpu` or `vendor` names nothing, or several devices.
@@ -130,7 +126,6 @@ def make_plans(
         chosen=frozenset(device.id for device in select_devices(devices, gpu)),
         vendor=vendor,
         states=env_states or {},
-        failures=remembered_failures or {},
     )
     offers: list[_Offer] = []
     rejections: list[Rejection] = []
@@ -143,9 +138,7 @@ def make_plans(
                 offers.append(judged)
     # Without leave to install, the best that is installed serves.
     offers.sort(key=lambda offer: (not (may_install or offer.is_ready), offer.order))
-    plans, refused = _plans_from_offers(
-        offers, precision, options or {}, probe, first_only=first_only
-    )
+    plans, refused = _plans_from_offers(offers, precision, options or {}, probe)
     rejections += refused
     advice = _advice(devices, wish, offers, plans, rejections, may_install=may_install)
     return Decision(plans=tuple(plans), rejections=tuple(rejections), advice=advice)
@@ -165,6 +158,28 @@ def check_vendor(name: str, known: Sequence[str]) -> None:
         f"vendor {name!r} is unknown; there are {', '.join(unique)}",
         f"did you mean {near[0]}?" if near else "see `sdkit-dispatch vendors list`",
     )
+
+
+def unsupported_vendors(
+    devices: Sequence[Device], host: Host, specs: Sequence[VendorSpec]
+) -> dict[str, Rejection]:
+    """Returns the vendors that serve no device here, installed or not, and the nearest reason."""
+
+    def never(
+        spec: VendorSpec, device: Device, precision: Precision | None, own: Options
+    ) -> Plan | Rejection:
+        raise AssertionError("nothing counts as installed")
+
+    found: dict[str, Rejection] = {}
+    for spec in specs:
+        decision = make_plans(devices, host, specs, vendor=spec.name, probe=never)
+        noes = [one for one in decision.rejections if one.vendor == spec.name]
+        noes.sort(key=lambda one: one.code in TRIVIAL)
+        if noes and not any(plan.vendor == spec.name for plan in decision.plans):
+            reachable = [one for one in noes if one.code == "only-when-named"]
+            if not reachable:
+                found[spec.name] = noes[0]
+    return found
 
 
 def explain_rejections(decision: Decision) -> str:
@@ -188,11 +203,10 @@ def _table_verdicts(
     Of the backends of one vendor the best counts; if none serves, the one that came nearest.
     """
     verdicts: dict[str, Candidate | Rejection | None] = {spec.name: None for spec in specs}
-    trivial = ("other-kind", "other-maker", "platform")
     for verdict in engines_for(device, host):
         name = verdict.engine if isinstance(verdict, Candidate) else verdict.vendor
         before = verdicts.get(name)
-        is_better = isinstance(before, Rejection) and before.code in trivial
+        is_better = isinstance(before, Rejection) and before.code in TRIVIAL
         if before is None or is_better:
             verdicts[name] = verdict
     return verdicts
@@ -222,7 +236,7 @@ def _judge(
         _spec_mismatch(device, host, spec)
         or (_blocking_problem(device) if verdict is None else None)
         or _not_wanted(device, spec, wish)
-        or _unusable(device, spec, state, wish)
+        or _unusable(spec, state)
     )
     if against is not None:
         code, reason, hint = against
@@ -255,16 +269,10 @@ def _not_wanted(device: Device, spec: VendorSpec, wish: _Wish) -> _Against | Non
     return None
 
 
-def _unusable(device: Device, spec: VendorSpec, state: str, wish: _Wish) -> _Against | None:
-    """Says what is wrong with the vendor's environment, or went wrong here before."""
-    failure = wish.failures.get((spec.name, device.id), "")
-    if failure and wish.vendor != spec.name:
-        return (
-            "failed-before",
-            f"{spec.name} failed on {device.name} before, with the same driver and runtime: "
-            f"{failure}",
-            f"try again with --vendor {spec.name}",
-        )
+def _unusable(spec: VendorSpec, state: str | Rejection) -> _Against | None:
+    """Says what is wrong with the vendor's environment."""
+    if isinstance(state, Rejection):
+        return state.code, state.reason, state.hint
     if state in READY_STATES or state in INSTALLABLE_STATES:
         return None
     hint = f"sdkit-dispatch vendors install {spec.name}" if state == "broken" else ""
@@ -307,8 +315,6 @@ def _plans_from_offers(
     precision: Precision | None,
     options: Mapping[str, Options],
     probe: VendorProbe,
-    *,
-    first_only: bool,
 ) -> tuple[list[Plan], list[Rejection]]:
     plans: list[Plan] = []
     refused: list[Rejection] = []
@@ -316,16 +322,6 @@ def _plans_from_offers(
         own = options.get(offer.spec.name, {})
         if not offer.is_ready:
             plans.append(_installable_plan(offer, precision, own))
-            continue
-        if first_only and any(plan.state == "ready" for plan in plans):
-            refused.append(
-                Rejection(
-                    vendor=offer.spec.name,
-                    code="not-needed",
-                    reason="a better plan was found first, so it was not asked",
-                    device=offer.device.id,
-                )
-            )
             continue
         answer = probe(offer.spec, offer.device, precision, own)
         if isinstance(answer, Rejection):

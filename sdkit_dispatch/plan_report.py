@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .contract import Device
+from .contract import Device, Rejection
 from .detect.host import Host
 from .detect.support import install_sizes
 from .plan import Decision
@@ -54,9 +54,9 @@ class PlanReport:
 
 
 def plan_report(
-    host: Host, devices: Sequence[Device], decision: Decision, states: Mapping[str, str]
+    host: Host, devices: Sequence[Device], decision: Decision, states: Mapping[str, str | Rejection]
 ) -> PlanReport:
-    """Returns the document; `states` is vendor -> "ready" or "installable"."""
+    """Returns the document; `states` is as `make_plans` has them."""
     names = dict.fromkeys(plan.vendor for plan in decision.plans)
     return PlanReport(
         host=host,
@@ -66,7 +66,7 @@ def plan_report(
     )
 
 
-def _estimate(vendor: str, states: Mapping[str, str]) -> InstallEstimate:
+def _estimate(vendor: str, states: Mapping[str, str | Rejection]) -> InstallEstimate:
     size = install_sizes().get(vendor)
     return InstallEstimate(
         vendor=vendor,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from . import graph
 from .cache import EngineStore
 from .check import (
     CASES_PER_COMPONENT,
@@ -30,7 +31,6 @@ from .contract import (
     Shapes,
     record_to_json,
 )
-from .env import Environment
 from .errors import DispatchError
 from .pipeline_files import Pipeline
 from .worker_client import WorkerClient
@@ -52,12 +52,6 @@ class Reference:
         self._device = device
         self.missing = ""
         """Why there is no reference; empty as long as none was needed in vain."""
-
-    @property
-    def is_available(self) -> bool:
-        """True if the reference vendor has an environment here."""
-        spec = self._workers.specs.get(VENDOR)
-        return spec is not None and isinstance(self._workers.environment(spec), Environment)
 
     def recording(
         self,
@@ -81,8 +75,9 @@ class Reference:
         if isinstance(plan, Rejection):
             self.missing = f"the vendor '{VENDOR}' cannot serve as the reference: {plan.reason}"
             return None
-        recorded = recorded_request(request, token_chunks=token_chunks)
-        name = recording_name(digests, pipeline.configs, recorded, plan.runtime)
+        recorded = recorded_request(request)
+        maker = [spec.revision, plan.runtime, plan.target, dict(plan.options), token_chunks]
+        name = recording_name(digests, pipeline.configs, recorded, [*maker, graph.REVISION])
         path = self._store.home / "references" / name[:2] / f"{name}.npz"
         found = load_recording(path)
         if found is not None:
@@ -95,12 +90,13 @@ class Reference:
             with self._store.locked(name, while_waiting=wait):
                 found = load_recording(path)
                 if found is None:
-                    found = self._record(pipeline, recorded, plan, shapes, digests, name, report)
+                    found = self._record(
+                        pipeline, recorded, plan, shapes, name, token_chunks, report
+                    )
                     _save(path, found)
                 return found
-        except DispatchError as error:
-            self.missing = f"the reference could not be made: {error.message}"
-            log.warning("%s", self.missing)
+        except (DispatchError, OSError) as error:
+            self.missing = f"the reference could not be made: {error}"
             return None
 
     def _record(
@@ -109,8 +105,8 @@ class Reference:
         request: GenerateRequest,
         plan: Plan,
         shapes: Mapping[str, Shapes],
-        digests: Mapping[str, tuple[str, str]],
         name: str,
+        token_chunks: int,
         report: Report,
     ) -> Recording:
         spec = self._workers.specs[VENDOR]
@@ -130,6 +126,7 @@ class Reference:
                 "device": record_to_json(self._device),
                 "request": record_to_json(request),
                 "cases": CASES_PER_COMPONENT,
+                "token_chunks": token_chunks,
             }
             answer = client.record(params, prefixed)
         return recording_from_arrays(answer.arrays, reference=plan.runtime)

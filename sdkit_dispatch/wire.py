@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from .contract import Arrays
-from .errors import WorkerError
+from .errors import RunError, WorkerError
 
 MAGIC = b"SDW1"
 PREFIX = struct.Struct("<4sIQ")
@@ -55,7 +55,7 @@ def write_frame(stream: BinaryIO, frame: Frame) -> None:
     """Writes one frame and flushes.
 
     Raises:
-        WorkerError: A tensor has a dtype that does not cross the wire.
+        RunError: A tensor has a dtype that does not cross the wire; nothing was written.
         OSError: The other side is gone.
     """
     listing: list[tuple[str, str, tuple[int, ...]]] = []
@@ -67,7 +67,7 @@ def write_frame(stream: BinaryIO, frame: Frame) -> None:
             shape = tuple(np.shape(value))  # ascontiguousarray turns a scalar into [1]
             array = np.ascontiguousarray(value)
             if array.dtype.name not in DTYPES:
-                raise WorkerError(f"tensor '{name}' has dtype {array.dtype}, which cannot be sent")
+                raise RunError(f"tensor '{name}' has dtype {array.dtype}, which cannot be sent")
             little = array.astype(array.dtype.newbyteorder("<"), copy=False)
             listing.append((name, array.dtype.name, shape))
             parts.append(little.reshape(-1).view(np.uint8).data)

@@ -4,7 +4,10 @@ Frames that come in: `{"id", "method", "params"}` and `{"cancel": id}`. Frames t
 `{"id", "result"}` (with tensors), `{"id", "error": {kind, message, hint}}`, `{"id", "cancelled"}`,
 `{"id", "progress": {phase, fraction}}` and `{"heartbeat"}`, once a second while the interpreter
 lives. Requests are served one after the other by the main thread; a thread reads ahead, so that a
-cancellation is seen by the next `report`. When the caller is gone, so is this process, at once.
+cancellation is seen by the next `report`.
+
+When the caller is gone, so is this process: at once on Linux and Windows, where the kernel ends it;
+on macOS as soon as the vendor's library lets go of the interpreter lock.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import itertools
+import json
 import logging
 import os
 import queue
@@ -175,7 +179,7 @@ class Desk:
         self._sessions: dict[int, Session] = {}
         self._numbers = itertools.count(1)
         self._images: ImageDesk | None = None
-        self._bare: Any = None  # the vendor's `bare.BareSession`
+        self._bare: dict[str, Any] = {}  # what was asked for -> the vendor's `bare.BareSession`
         self.methods: Mapping[str, Callable[[Params, Mapping[str, Any], Any], Reply]] = {
             "configure": self._configure,
             "probe": self._probe,
@@ -202,8 +206,7 @@ class Desk:
         if self._adapter is None:
             module, _, name = self._adapter_path.partition(":")
             adapter: Vendor = getattr(importlib.import_module(module), name)()
-            if self._threads is not None and hasattr(adapter, "threads"):
-                adapter.threads = self._threads
+            adapter.threads = self._threads
             self._adapter = adapter
         return self._adapter
 
@@ -290,16 +293,17 @@ class Desk:
         return lambda feeds: run_component(params["component"], session, feeds)
 
     def _bare_step(self, params: Params) -> Callable[[Mapping[str, Any]], Any]:
-        if self._bare is None:
+        asked = json.dumps([params["onnx"], params["shapes"], params["device"]], sort_keys=True)
+        if asked not in self._bare:
             package = self._adapter_path.partition(":")[0].rpartition(".")[0]
             module = importlib.import_module(f"{package}.bare")
-            self._bare = module.BareSession(
+            self._bare[asked] = module.BareSession(
                 Path(params["onnx"]),
                 {name: tuple(shape) for name, shape in params["shapes"].items()},
                 record_from_json(Device, params["device"]),
                 threads=self._threads,
             )
-        return self._bare.run  # type: ignore[no-any-return]
+        return self._bare[asked].run  # type: ignore[no-any-return]
 
     def _close(self, params: Params, arrays: Mapping[str, Any], report: Any) -> Reply:
         session = self._sessions.pop(params["session"], None)

@@ -20,7 +20,7 @@ from .contract import (
 )
 from .diffusion.pipeline import DiffusionPipeline
 from .errors import RunError
-from .pipeline_files import read_pipeline
+from .pipeline_files import Pipeline, read_pipeline
 
 Params = Mapping[str, Any]  # Any: JSON data
 
@@ -34,15 +34,17 @@ class ImageDesk:
 
     def __init__(self, open_engine: Callable[[Engine, Any], Session]) -> None:
         self._open_engine = open_engine
-        self._pipelines: dict[str, DiffusionPipeline] = {}
+        self._read: Pipeline | None = None
+        self._running: DiffusionPipeline | None = None
         self._engines: dict[tuple[str, str], Engine] = {}
+        self._identity: dict[str, str] = {}
         self._device: Any = None  # JSON data of the device of the current request
 
     def generate(
         self, params: Params, request: GenerateRequest, arrays: Arrays, report: Report
     ) -> tuple[dict[str, Any], Arrays]:
         """Makes images; tensor `latents`, if given, is the noise to start from."""
-        pipeline = self._pipeline(params)
+        pipeline = self._prepared(params)
         result = pipeline.generate(request, report, latents=arrays.get("latents"))
         facts = {
             "seeds": list(result.seeds),
@@ -60,37 +62,40 @@ class ImageDesk:
         limit = int(params["cases"])
 
         def open_session(component: str, shapes: Shapes) -> Session:
-            session = self._open_engine(engines[component, shapes_key(shapes)], params["device"])
+            engine = _engine_for(engines, component, shapes)
+            session = self._open_engine(engine, params["device"])
             return RecordingSession(session, component, calls, limit)
 
         pipeline = read_pipeline(Path(params["pipeline"]), memo=_memo(params))
         with DiffusionPipeline(pipeline, open_session, keep_loaded=False) as running:
-            running.generate(request, report)
+            running.generate(request, report, token_chunks=int(params["token_chunks"]))
         return {}, calls
 
-    def _pipeline(self, params: Params) -> DiffusionPipeline:
+    def _prepared(self, params: Params) -> DiffusionPipeline:
+        """Returns the pipeline, without any session that belongs to another engine or device."""
         self._device = params["device"]
-        self._engines.update(self._table(params))
-        folder = params["pipeline"]
-        if folder not in self._pipelines:
-            for other in self._pipelines.values():
-                other.close()
-            self._pipelines = {
-                folder: DiffusionPipeline(
-                    read_pipeline(Path(folder), memo=_memo(params)),
-                    self._open,
-                    keep_loaded=bool(params["keep_loaded"]),
-                )
-            }
-        return self._pipelines[folder]
+        read = read_pipeline(Path(params["pipeline"]), memo=_memo(params))
+        if self._running is None or read != self._read:
+            if self._running is not None:
+                self._running.close()
+            self._read, self._running, self._identity = (
+                read,
+                DiffusionPipeline(read, self._open),
+                {},
+            )
+        self._engines = self._table(params)
+        identity = {
+            component: f"{engine.key} {json.dumps(self._device, sort_keys=True)}"
+            for (component, _), engine in self._engines.items()
+        }
+        changed = [name for name in identity if self._identity.get(name) != identity[name]]
+        self._running.release(*changed)
+        self._running.keep_loaded = bool(params["keep_loaded"])
+        self._identity = identity
+        return self._running
 
     def _open(self, component: str, shapes: Shapes) -> Session:
-        engine = self._engines.get((component, shapes_key(shapes)))
-        if engine is None:
-            raise RunError(
-                f"no engine of {component} for the shapes {dict(shapes)} was handed over"
-            )
-        return self._open_engine(engine, self._device)
+        return self._open_engine(_engine_for(self._engines, component, shapes), self._device)
 
     @staticmethod
     def _table(params: Params) -> dict[tuple[str, str], Engine]:
@@ -128,6 +133,15 @@ class RecordingSession:
     def close(self) -> None:
         """As `Session.close`."""
         self._session.close()
+
+
+def _engine_for(
+    engines: Mapping[tuple[str, str], Engine], component: str, shapes: Shapes
+) -> Engine:
+    engine = engines.get((component, shapes_key(shapes)))
+    if engine is None:
+        raise RunError(f"no engine of {component} for the shapes {dict(shapes)} was handed over")
+    return engine
 
 
 def shapes_key(shapes: Shapes) -> str:

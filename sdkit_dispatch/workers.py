@@ -24,7 +24,8 @@ from .contract import (
 from .env import Environment, resolve
 from .errors import VendorEnvError, WorkerError
 from .whole_file import write_whole
-from .worker_client import WorkerClient, WorkerSettings
+from .worker_client import WorkerClient
+from .worker_process import WorkerSettings
 
 
 class Workers:
@@ -100,6 +101,7 @@ class Workers:
             str(environment.python),
             environment.fingerprint,
             _newest_source(spec),
+            processor_features(),
             record_to_json(device),
             precision,
             dict(options),
@@ -133,6 +135,12 @@ class Workers:
         digest = hashlib.sha256(text.encode()).hexdigest()[:32]
         return self._home / "scratch" / "probes" / f"{spec.name}-{digest}.json"
 
+    def forget_answers(self, spec: VendorSpec) -> None:
+        """Forgets every remembered "yes" of a vendor, so that it is asked again."""
+        for note in (self._home / "scratch" / "probes").glob(f"{spec.name}-*.json"):
+            with suppress(OSError):
+                note.unlink()
+
     def stop(self, spec: VendorSpec) -> None:
         """Ends the worker of a vendor, if one runs."""
         client = self._clients.pop(spec.name, None)
@@ -158,19 +166,21 @@ class Workers:
 
 def worker_settings(config: Config, *, limit_s: float | None = None) -> WorkerSettings:
     """Returns what of a config concerns workers; `limit_s` bounds every request."""
-    timeouts_s = {
-        "probe": config.probe_timeout_s,
-        "plan": config.probe_timeout_s,
-        "compile": config.compile_timeout_s,
-        "load": config.load_timeout_s,
-        "run": config.run_timeout_s,
-        "time": config.run_timeout_s,
-        "generate": config.run_timeout_s,
-        "record": config.run_timeout_s,
-    }
+    timeouts_s = dict(config.timeouts_s)
     if limit_s is not None:
         timeouts_s = {method: min(limit_s, value) for method, value in timeouts_s.items()}
     return WorkerSettings(threads=config.threads, timeouts_s=timeouts_s)
+
+
+def processor_features() -> str:
+    """Returns what tells processors of one name apart: a virtual machine may hide some of it."""
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        flags = next(line for line in lines if line.startswith(("flags", "Features")))
+        return hashlib.sha256(flags.encode()).hexdigest()[:16]
+    import platform
+
+    return platform.processor()
 
 
 def _newest_source(spec: VendorSpec) -> int:

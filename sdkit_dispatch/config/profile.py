@@ -11,12 +11,10 @@ from typing import Any, get_args
 from sdkit_dispatch.config import fields
 from sdkit_dispatch.config.folders import home_folder, shipped_folder
 from sdkit_dispatch.config.strict_yaml import YamlFile, nearest, read_yaml
-from sdkit_dispatch.contract import Precision
+from sdkit_dispatch.contract import SCHEDULERS, Precision
 from sdkit_dispatch.errors import ConfigError
 
 DEFAULT_PROFILE = "default"
-SCHEDULERS = ("euler", "euler_a", "ddim", "dpmpp_2m", "dpmpp_2m_karras", "lcm")
-"""As `contract.GenerateRequest.scheduler` has them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,6 @@ class Config:
         memory_budget_mb: Of loaded components together, in MB (10**6 bytes); None for the
             memory of the device.
         env: "auto", "managed", "current", or the path of a Python or of an environment.
-        store_quota_mb: Of the engine store, in MB; None for no limit.
         sources: Key -> where its value came from, for whoever asks why.
     """
 
@@ -38,7 +37,6 @@ class Config:
     run_timeout_s: float = 7200.0
     may_install: Literal["ask", "yes", "no"] = "ask"
     env: str = "auto"
-    store_quota_mb: int | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     strict: bool = False
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -54,6 +52,7 @@ class Config:
             "run": self.run_timeout_s,
             "time": self.run_timeout_s,
             "generate": self.run_timeout_s,
+            "record": self.run_timeout_s,
         }
 
 
@@ -69,7 +68,6 @@ CONFIG_FIELDS: Mapping[str, fields.Check] = {
     "run_timeout_s": _TIMEOUT_S,
     "may_install": fields.one_of("ask", "yes", "no"),
     "env": fields.text,
-    "store_quota_mb": _SIZE_MB,
     "log_level": fields.one_of("debug", "info", "warning", "error"),
     "strict": fields.flag,
 }

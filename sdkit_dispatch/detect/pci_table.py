@@ -74,6 +74,12 @@ def pci_entry(pci_id: str) -> PciEntry | None:
     return PciEntry(arch=arch, kind=KINDS[kind], name=name)
 
 
+def known_archs() -> tuple[str, ...]:
+    """Returns every architecture of the table, sorted."""
+    rows = (line.split("\t") for line in _table().splitlines() if not line.startswith("#"))
+    return tuple(sorted({row[1] for row in rows if len(row) > 1 and row[1]}))
+
+
 def maker_of(vendor_id: str) -> str:
     """Returns the maker's name, or the PCI vendor id of a maker that we do not know."""
     return MAKERS.get(vendor_id, vendor_id)

@@ -92,7 +92,7 @@ class DiffusionPipeline:
         """
         self._pipeline = pipeline
         self._open_session = open_session
-        self._keep_loaded = keep_loaded
+        self.keep_loaded = keep_loaded
         self._tokenizers = load_tokenizers(pipeline)
         self._opened: dict[str, _Opened] = {}
 
@@ -129,6 +129,7 @@ class DiffusionPipeline:
         *,
         latents: Floats | None = None,
         noises: Sequence[Floats] | None = None,
+        token_chunks: int | None = None,
     ) -> GenerateResult:
         """Makes `request.batch` images.
 
@@ -138,6 +139,7 @@ class DiffusionPipeline:
                 raise `CancelledByUser`, which passes through.
             latents: Unit noise `[N, channels, H, W]` to start from instead of the seeds'.
             noises: Unit noise of every step of an ancestral sampler, instead of the seeds'.
+            token_chunks: Chunks that the prompts are padded to; as many as they fill by default.
 
         Raises:
             ConfigError: A value of the request is wrong.
@@ -150,7 +152,9 @@ class DiffusionPipeline:
         )
         seeds = image_seeds(request.seed, request.batch)
         has_guidance = uses_guidance(pipeline, request)
-        chunks = longest_chunk_count(self._tokenizers, request, has_guidance=has_guidance)
+        chunks = token_chunks or longest_chunk_count(
+            self._tokenizers, request, has_guidance=has_guidance
+        )
         shapes = component_shapes(pipeline, request, token_chunks=chunks)
         shape = latent_shape(pipeline, request)
         if latents is not None and latents.shape != (request.batch, *shape):
@@ -206,7 +210,7 @@ class DiffusionPipeline:
         try:
             yield
         finally:
-            if not self._keep_loaded:
+            if not self.keep_loaded:
                 self.release(*components)
 
     def _conditions(

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
 
-from sdkit_dispatch.contract import Progress, Report, VendorSpec
-from sdkit_dispatch.env.install import no_report
+from sdkit_dispatch.contract import Progress, Report, VendorSpec, no_report
 from sdkit_dispatch.env.room import free_bytes, size_in_words
 from sdkit_dispatch.env.states import platform_name
 from sdkit_dispatch.env.tools import DiskFullError, clean_environment, find_tool, run_tool

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sdkit_dispatch.contract import Progress, Rejection, Report, VendorSpec
+from sdkit_dispatch.contract import Progress, Rejection, Report, VendorSpec, no_report
 from sdkit_dispatch.env.environment import (
     POINTER,
     POINTER_SCHEMA,
@@ -44,10 +44,6 @@ from sdkit_dispatch.env.vendors import requirements_of
 from sdkit_dispatch.errors import VendorEnvError
 
 LOCK = "lock"
-
-
-def no_report(progress: Progress) -> None:
-    """Ignores progress; for callers that do not show any."""
 
 
 def plan_install(

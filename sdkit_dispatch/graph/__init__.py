@@ -3,3 +3,6 @@
 A pass is one file and its test. Weights in external files are never read here: a pass sees the
 graph, and a runtime maps the files.
 """
+
+REVISION = 1
+"""Raised when a pass gives another graph; part of every engine's key."""

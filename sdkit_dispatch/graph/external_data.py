@@ -17,14 +17,15 @@ def external_locations(model: onnx.ModelProto) -> tuple[str, ...]:
         sorted(
             {
                 ExternalDataInfo(tensor).location
-                for tensor in _tensors(model.graph)
+                for tensor in tensors_of(model.graph)
                 if uses_external_data(tensor)
             }
         )
     )
 
 
-def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+def tensors_of(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Yields initializers and tensor attributes, those of subgraphs included."""
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
@@ -34,6 +35,6 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield attribute.t
             yield from attribute.tensors
             if attribute.HasField("g"):
-                yield from _tensors(attribute.g)
+                yield from tensors_of(attribute.g)
             for subgraph in attribute.graphs:
-                yield from _tensors(subgraph)
+                yield from tensors_of(subgraph)

@@ -13,20 +13,29 @@ import numpy as np
 import pytest
 
 from sdkit_dispatch import reference
-from sdkit_dispatch.build import Builder, build_request, wanted
+from sdkit_dispatch.build import Builder
 from sdkit_dispatch.cache import EngineStore, explain
+from sdkit_dispatch.component_build import (
+    BuildTools,
+    ComponentBuilder,
+    build_request,
+    wanted,
+)
 from sdkit_dispatch.config import Config
-from sdkit_dispatch.contract import Device, GenerateRequest, Plan, Progress
+from sdkit_dispatch.contract import Device, GenerateRequest, Plan, Progress, no_report
+from sdkit_dispatch.detect.absent import absent_device
 from sdkit_dispatch.errors import (
+    CacheError,
     CancelledByUser,
     CompileError,
+    NoVendorError,
     NumericError,
     VendorEnvError,
     WorkerError,
 )
+from sdkit_dispatch.failures import Failures
 from sdkit_dispatch.pipeline_files import read_pipeline
 from sdkit_dispatch.reference import Reference
-from sdkit_dispatch.worker_client import no_report
 from sdkit_dispatch.workers import Workers
 from sdkit_null import SPEC
 from toy_pipeline import SIDE_PX, make_toy_pipeline
@@ -63,13 +72,14 @@ class Bench:
         def never(spec, report):
             raise VendorEnvError("not in this test")
 
-        return Builder(
+        tools = BuildTools(
             store=self.store,
             workers=self.workers,
             reference=Reference(store=self.store, workers=self.workers, device=CPU),
-            install=never,
+            failures=Failures(self.store.home),
             **settings,
         )
+        return Builder(tools, install=never)
 
     def want(self, folder: Path, request: GenerateRequest = REQUEST):
         return wanted(read_pipeline(folder), request, token_chunks=1, memo=self.store.memo)
@@ -249,9 +259,86 @@ def test_without_a_reference_engines_are_marked_unchecked_with_the_reason(
     assert bench.builder().build(bench.want(pipeline), [plan], no_report).is_hit
 
 
+def test_a_reference_that_cannot_serve_costs_no_compile_and_is_asked_once(
+    bench, pipeline, monkeypatch
+):
+    asked = []
+
+    def refuse(self, *args, **kwargs):
+        asked.append(args)
+        self.missing = "it is broken"
+
+    monkeypatch.setattr(Reference, "recording", refuse)
+    plan = bench.plan()
+    built = bench.builder().build(bench.want(pipeline), [plan], no_report)
+    assert {part.manifest.verdict.reason for part in built.components} == {"it is broken"}
+    assert len(asked) == 1
+    assert bench.builder().build(bench.want(pipeline), [plan], no_report).is_hit
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+def test_long_prompts_are_checked_too(bench, pipeline, chunks):
+    want = wanted(read_pipeline(pipeline), REQUEST, token_chunks=chunks, memo=bench.store.memo)
+    assert want.shapes["unet"]["encoder_hidden_states"][1] == 77 * chunks
+    built = bench.builder().build(want, [bench.plan()], no_report)
+    assert {part.manifest.verdict.status for part in built.components} == {"passed"}
+
+
+def test_strict_forbids_a_safer_precision_too(bench, pipeline):
+    options = {"fault": "nan", "only_component": "unet", "only_precision": "fp16"}
+    fp16 = bench.workers.probe(SPEC, CPU, "fp16", options)
+    with pytest.raises(NumericError, match="not finite"):
+        bench.builder(is_strict=True).build(bench.want(pipeline), [fp16], no_report)
+
+
+def test_explain_asks_for_the_engine_that_build_would_take(bench, pipeline):
+    options = {"fault": "nan", "only_component": "unet", "only_precision": "fp16"}
+    fp16 = bench.workers.probe(SPEC, CPU, "fp16", options)
+    want = bench.want(pipeline)
+    bench.builder().build(want, [fp16], no_report)
+    with ComponentBuilder(bench.builder().tools, want, fp16, no_report) as components:
+        request = components.current_request("unet")
+    assert request.precision == "fp32"
+    assert explain(bench.store, request).status == "hit"
+
+
+def test_without_any_environment_it_is_no_vendor_and_says_what_to_install(bench, pipeline):
+    plans = [replace(bench.plan(), state="installable", runtime="")] * 2
+    with pytest.raises(NoVendorError, match="not in this test") as caught:
+        bench.builder().build(bench.want(pipeline), plans, no_report)
+    assert "vendors install null" in caught.value.hint
+
+
+def test_an_installed_vendor_is_planned_as_it_really_is(bench, pipeline):
+    installed = []
+    plan = replace(bench.plan(), state="installable", runtime="", precision="fp16")
+    builder = Builder(bench.builder().tools, install=lambda spec, report: installed.append(spec))
+    result = builder.build(bench.want(pipeline), [plan], no_report)
+    assert installed == [SPEC]
+    assert result.plan.state == "ready"
+    assert result.plan.runtime.startswith("null ")
+    assert result.plan.precision == "fp32"  # the vendor's own choice: the user asked for none
+
+
+def test_a_store_that_cannot_be_written_is_named(bench, pipeline):
+    (bench.store.home / "tmp").write_text("a file where a folder should be")
+    with pytest.raises(CacheError, match="cannot be used"):
+        bench.builder().build(bench.want(pipeline), [bench.plan()], no_report)
+
+
+def is_half_written(progress: Progress) -> bool:
+    """True while the null vendor is in the middle of compiling the UNet: its files are there."""
+    return progress.phase == "null: compile unet" and 0 < (progress.fraction or 0) < 1
+
+
+def written_files(home: Path) -> list[Path]:
+    return [path for path in (home / "tmp").rglob("*") if path.is_file()]
+
+
 def test_cancelling_leaves_nothing_half_written(bench, pipeline):
     def cancel_in_unet(progress: Progress) -> None:
-        if progress.phase == "null: compile unet":
+        if is_half_written(progress):
+            assert written_files(bench.store.home)
             raise CancelledByUser
 
     with pytest.raises(CancelledByUser):
@@ -265,7 +352,8 @@ def test_a_worker_killed_in_a_build_leaves_no_entry_and_the_next_build_is_right(
     plan = bench.plan()
 
     def kill_in_unet(progress: Progress) -> None:
-        if progress.phase == "null: compile unet":
+        if is_half_written(progress):
+            assert written_files(bench.store.home)
             os.kill(bench.workers.client(SPEC).pid, signal.SIGKILL)
 
     with pytest.raises(WorkerError, match="signal 9"):
@@ -283,11 +371,11 @@ BUILD = textwrap.dedent(
     sys.path += [sys.argv[1], sys.argv[1] + "/core"]
     from sdkit_dispatch import reference
     reference.VENDOR, reference.OPTIONS = "null", {}
-    from test_build import Bench, new_workers, no_report
+    from test_build import Bench, new_workers
     home = Path(sys.argv[2])
     bench = Bench(home, new_workers(home))
     def report(progress):
-        print(progress.phase, flush=True)
+        print(progress.phase, progress.fraction, flush=True)
     with bench.workers:
         result = bench.builder().build(bench.want(Path(sys.argv[3])), [bench.plan()], report)
     print("HITS", *[part.component for part in result.components if part.is_hit], flush=True)
@@ -308,7 +396,7 @@ def test_two_builds_at_once_compile_once(tmp_path, pipeline):
     outputs = [build.communicate()[0] for build in builds]
     assert [build.returncode for build in builds] == [0, 0]
     for component in ("text_encoder", "unet", "vae_decoder"):
-        assert sum(f"null: compile {component}\n" in text for text in outputs) == 1
+        assert sum(f"null: compile {component} None\n" in text for text in outputs) == 1
     hits = sorted(word for text in outputs for word in text.partition("HITS ")[2].split())
     assert hits == ["text_encoder", "unet", "vae_decoder"]
 
@@ -316,7 +404,8 @@ def test_two_builds_at_once_compile_once(tmp_path, pipeline):
 def test_the_whole_caller_killed_in_a_build_leaves_a_store_that_works(tmp_path, pipeline, bench):
     build = start_build(bench.store.home, pipeline)
     for line in build.stdout:
-        if line == "null: compile unet\n":
+        if line.startswith("null: compile unet 0.3"):
+            assert written_files(bench.store.home)
             build.send_signal(signal.SIGKILL)
             break
     build.communicate()
@@ -343,3 +432,36 @@ def test_engines_compute_what_the_graph_says(bench, pipeline):
     for part in built.components:
         for metrics in part.manifest.verdict.metrics.values():
             assert np.isclose(metrics["max_abs"], 0)
+
+
+def test_an_engine_for_an_absent_device_is_checked_when_a_device_first_loads_it(bench, pipeline):
+    absent = absent_device("sm_89")
+    there = replace(absent, id="pci:0000:01:00.0", name="A card", is_absent=False, driver="580")
+
+    def plan_for(device, **options):
+        plan = bench.workers.probe(SPEC, device, None, {"target": "sm_89", **options})
+        assert isinstance(plan, Plan)
+        return plan
+
+    built = bench.builder().build(bench.want(pipeline), [plan_for(absent)], no_report)
+    verdicts = {part.manifest.verdict.status for part in built.components}
+    assert verdicts == {"unchecked-target"}
+    again = bench.builder().build(bench.want(pipeline), [plan_for(absent)], no_report)
+    assert again.is_hit
+    first = bench.builder().build(bench.want(pipeline), [plan_for(there)], no_report)
+    assert first.is_hit
+    assert {part.manifest.verdict.status for part in first.components} == {"passed"}
+    assert [bench.store.verify(entry) for entry in bench.store.entries()] == [""] * 3
+
+
+def test_an_engine_built_for_an_absent_device_that_is_wrong_there_is_refused(bench, pipeline):
+    absent = absent_device("sm_89")
+    there = replace(absent, id="pci:0000:01:00.0", name="A card", is_absent=False)
+    options = {"fault": "drift", "only_component": "unet"}
+    plans = {
+        device.id: bench.workers.probe(SPEC, device, None, options) for device in (absent, there)
+    }
+    bench.builder().build(bench.want(pipeline), [plans[absent.id]], no_report)
+    for _ in range(2):
+        with pytest.raises(NumericError, match="unet"):
+            bench.builder(may_retry=True).build(bench.want(pipeline), [plans[there.id]], no_report)

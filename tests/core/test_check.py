@@ -6,8 +6,8 @@ from sdkit_dispatch.check import (
     SAFER,
     Case,
     Recording,
-    gate_precision,
     judge,
+    limits_for,
     load_recording,
     measure,
     save_recording,
@@ -20,7 +20,7 @@ CASES = [Case(feeds={"x": EXPECTED}, outputs={"y": EXPECTED})]
 
 
 def verdict(actual: np.ndarray, precision: Precision = "fp32", cases=CASES):
-    return judge("unet", precision, cases, [{"y": actual}], reference="test 1")
+    return judge(cases, [{"y": actual}], LIMITS[precision], reference="test 1")
 
 
 def test_equal_outputs_pass_with_no_error():
@@ -72,7 +72,7 @@ def test_another_models_output_fails_at_every_precision(precision):
 
 
 def test_a_missing_output_fails():
-    assert judge("unet", "fp32", CASES, [{}], reference="").status == "failed"
+    assert judge(CASES, [{}], LIMITS["fp32"], reference="").status == "failed"
 
 
 def test_whole_numbers_must_be_equal():
@@ -91,7 +91,7 @@ def test_the_worst_of_all_cases_is_recorded():
     cases = CASES * 2
     off = EXPECTED.copy()
     off[0, 0, 0, 0] += 1e-4
-    result = judge("unet", "fp32", cases, [{"y": off}, {"y": EXPECTED}], reference="")
+    result = judge(cases, [{"y": off}, {"y": EXPECTED}], LIMITS["fp32"], reference="")
     assert result.metrics["y"]["max_abs"] == pytest.approx(1e-4, rel=1e-2)
 
 
@@ -108,19 +108,25 @@ def test_every_safer_precision_is_known_and_leads_to_fp32():
         assert precision == "fp32"
 
 
-@pytest.mark.parametrize(
-    ("precision", "dtype", "expected"),
-    [
-        ("fp32", "float32", "fp32"),
-        ("fp32", "float16", "fp16"),
-        ("fp16", "float32", "fp16"),
-        ("fp16", "bfloat16", "bf16"),
-        ("q8_0", "float16", "q8_0"),
-        ("fp32", "float64", "fp32"),
-    ],
-)
-def test_limits_are_those_of_the_coarser_of_engine_and_graph(precision, dtype, expected):
-    assert gate_precision(precision, dtype) == expected
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("precision", LIMITS)
+def test_limits_are_the_looser_ones_of_engine_and_graph(precision, dtype):
+    limits = limits_for(precision, dtype)
+    graph = LIMITS[{"float16": "fp16", "bfloat16": "bf16"}.get(dtype, "fp32")]
+    for own in (LIMITS[precision], graph):
+        assert limits["relative_max"] >= own["relative_max"]
+        assert limits["cosine"] <= own["cosine"]
+    assert limits["relative_max"] in (LIMITS[precision]["relative_max"], graph["relative_max"])
+
+
+def test_a_reference_that_is_not_finite_passes_nothing():
+    cases = [Case(feeds={}, outputs={"y": np.array([1, np.nan], np.float32)})]
+    for actual in ([1, 2], [1, np.nan]):
+        assert verdict(np.array(actual, np.float32), cases=cases).status == "failed"
+
+
+def test_without_any_case_nothing_is_called_passed():
+    assert judge([], [], LIMITS["fp32"], reference="").status == "unchecked"
 
 
 def test_a_recording_survives_the_disk(tmp_path):

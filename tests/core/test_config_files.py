@@ -249,6 +249,7 @@ def test_timeouts_cover_every_request_of_a_worker() -> None:
         "run",
         "time",
         "generate",
+        "record",
     }
 
 

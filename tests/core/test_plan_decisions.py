@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,7 +33,12 @@ from sdkit_dispatch.contract import (
 from sdkit_dispatch.detect import Host, detect, host
 from sdkit_dispatch.detect.choice import select_devices
 from sdkit_dispatch.errors import ConfigError
-from sdkit_dispatch.plan import Decision, explain_rejections, make_plans
+from sdkit_dispatch.plan import (
+    Decision,
+    explain_rejections,
+    make_plans,
+    unsupported_vendors,
+)
 
 GPUS = ("discrete", "integrated")
 
@@ -176,13 +182,6 @@ def test_with_leave_to_install_the_better_vendor_is_planned_and_not_asked() -> N
     assert vendors.asked == [("cpu", "cpu")]
 
 
-def test_the_first_plan_is_enough_when_that_is_all_that_is_wanted() -> None:
-    vendors = RecordingVendors()
-    decision = decide(gaming_pc(), LATER, probe=vendors, first_only=True)
-    assert vendors.asked == [("tensorrt-rtx", "pci:0000:01:00.0")]
-    assert reason(decision, "openvino").code == "not-needed"
-
-
 def test_a_vendor_that_refuses_is_passed_over_with_its_own_words() -> None:
     vendors = RecordingVendors({"openvino": "libfoo.so is missing"})
     decision = decide(linux(), probe=vendors)
@@ -202,15 +201,6 @@ def test_a_vendor_without_a_rank_is_used_only_when_it_is_named() -> None:
 def test_options_reach_the_vendor_that_owns_them() -> None:
     decision = decide(linux(), options={"openvino": {"threads": 2}, "cpu": {}})
     assert [dict(plan.options) for plan in decision.plans] == [{"threads": 2}, {}]
-
-
-def test_a_remembered_failure_is_skipped_until_the_vendor_is_named() -> None:
-    failures = {("openvino", "cpu"): "NaN in unet"}
-    decision = decide(linux(), remembered_failures=failures)
-    assert order(decision) == [("cpu", "cpu")]
-    assert "NaN in unet" in reason(decision, "openvino").reason
-    named = decide(linux(), vendor="openvino", remembered_failures=failures)
-    assert order(named) == [("openvino", "cpu")]
 
 
 @pytest.mark.parametrize("state", ["broken", "unsupported"])
@@ -395,3 +385,26 @@ def test_an_absent_device_is_planned_from_the_table() -> None:
     decision = make_plans([absent], machine, LATER, probe=RecordingVendors())
     assert decision.plans[0].vendor == "tensorrt-rtx"
     assert decision.plans[0].state == "installable"
+
+
+def test_vendors_that_serve_nothing_here_are_named_with_the_nearest_reason() -> None:
+    probe = linux()
+    refused = unsupported_vendors(detect(probe), host(probe), LATER)
+    assert set(refused) == {"tensorrt-rtx", "migraphx"}
+    old = linux(Card(address="0000:01:00.0", pci_id="10de:1b06", driver="nvidia"))
+    refused = unsupported_vendors(detect(old), host(old), LATER)
+    assert refused["tensorrt-rtx"].code == "arch"
+    assert "sm_61" in refused["tensorrt-rtx"].reason
+
+
+def test_no_vendor_that_serves_a_device_here_is_called_unsupported() -> None:
+    probe = gaming_pc()
+    refused = unsupported_vendors(detect(probe), host(probe), LATER)
+    assert set(refused) == {"migraphx"}
+
+
+def test_why_no_environment_serves_is_said_as_it_is() -> None:
+    why = Rejection(vendor="openvino", code="no-python", reason="there is no Python in /x")
+    decision = decide(linux(), env_states={**READY, "openvino": why})
+    assert reason(decision, "openvino") == replace(why, device="cpu")
+    assert order(decision)[0] == ("cpu", "cpu")

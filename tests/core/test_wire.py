@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdkit_dispatch.errors import WorkerError
+from sdkit_dispatch.errors import RunError, WorkerError
 from sdkit_dispatch.wire import MAGIC, PREFIX, Frame, read_frame, write_frame
 
 
@@ -51,7 +51,7 @@ def test_header_survives_any_unicode():
 
 def test_a_dtype_that_does_not_cross_is_refused_before_anything_is_written():
     stream = io.BytesIO()
-    with pytest.raises(WorkerError, match="complex128"):
+    with pytest.raises(RunError, match="complex128"):
         write_frame(stream, Frame(header={}, arrays={"x": np.zeros(1, complex)}))
     assert stream.getvalue() == b""
 

@@ -11,7 +11,14 @@ import numpy as np
 import onnx
 import pytest
 
-from sdkit_dispatch.contract import BuildRequest, Device, Engine, Progress, Rejection
+from sdkit_dispatch.contract import (
+    BuildRequest,
+    Device,
+    Engine,
+    Progress,
+    Rejection,
+    no_report,
+)
 from sdkit_dispatch.errors import (
     CancelledByUser,
     CompileError,
@@ -20,7 +27,8 @@ from sdkit_dispatch.errors import (
     UnsupportedOpError,
     WorkerError,
 )
-from sdkit_dispatch.worker_client import WorkerClient, WorkerSettings, no_report
+from sdkit_dispatch.worker_client import WorkerClient
+from sdkit_dispatch.worker_process import WorkerSettings
 from sdkit_null import SPEC
 
 CPU = Device(id="cpu", kind="cpu", maker="unknown", name="a processor")
@@ -148,7 +156,7 @@ def test_cancelling_stops_the_work_and_keeps_the_worker(client, graph, tmp_path)
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a POSIX timer as the user")
 def test_ctrl_c_kills_a_worker_that_does_not_listen(client, graph, tmp_path, monkeypatch):
-    monkeypatch.setattr("sdkit_dispatch.worker_client.CANCEL_GRACE_S", 0.3)
+    monkeypatch.setattr("sdkit_dispatch.worker_process.CANCEL_GRACE_S", 0.3)
     request = request_with(client, fault="hang_on_compile")
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, 0.3)

@@ -44,7 +44,13 @@ SPECS_FILE = "engine.json"
 
 
 class NullAdapter:
-    """Serves every device with the reference evaluator of the `onnx` package."""
+    """Serves every device with the reference evaluator of the `onnx` package.
+
+    Attributes:
+        threads: Has no effect: numpy decides.
+    """
+
+    threads: int | None = None
 
     def probe(self, device: Device) -> str | Rejection:
         return f"null {onnx.__version__}"

@@ -1,0 +1,103 @@
+"""The commands `sdkit-dispatch vendors ...`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .cli_options import (
+    Json,
+    Quiet,
+    ask,
+    dispatcher_of,
+    print_json,
+    spec_named,
+)
+
+vendors_app = typer.Typer(
+    help="List, install and remove vendor environments.", no_args_is_help=True
+)
+
+
+@vendors_app.command("list", epilog="Example: sdkit-dispatch vendors list --json")
+def vendors_list(context: typer.Context, as_json: Json = False) -> None:
+    """Show every vendor's state."""
+    from .contract import record_to_json
+
+    with dispatcher_of(context) as dispatcher:
+        states = dispatcher.vendor_states()
+    if as_json:
+        print_json({"vendors": [record_to_json(one) for one in states]})
+        return
+    for one in states:
+        print(f"{one.vendor:<14}{one.state:<16}{one.message} {one.version}".rstrip())
+        if one.action:
+            print(f"{'':<30}-> {one.action}")
+
+
+@vendors_app.command("install", epilog="Example: sdkit-dispatch vendors install openvino")
+def vendors_install(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="A vendor, or 'auto' for this machine's best.")],
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Folder made by 'vendors download'.")
+    ] = None,
+    reinstall: Annotated[
+        bool, typer.Option("--reinstall", help="Make it even if there is a good one.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make a vendor's environment; says first what it downloads and how big that is."""
+    from .env import install, plan_install
+
+    with dispatcher_of(context, is_quiet=quiet) as dispatcher:
+        spec = spec_named(dispatcher, name)
+        plan = plan_install(spec, home=dispatcher.home, source=source, report=dispatcher.report)
+        print(plan.summary, flush=True)
+        if not yes and sys.stdin.isatty() and not ask("Install now?"):
+            raise typer.Abort
+        environment = install(
+            spec,
+            home=dispatcher.home,
+            report=dispatcher.report,
+            source=source,
+            plan=plan,
+            reinstall=reinstall,
+        )
+    versions = ", ".join(f"{key} {value}" for key, value in environment.packages.items())
+    print(f"{spec.name} is ready: {versions} in {environment.folder}")
+
+
+@vendors_app.command(
+    "download", epilog="Example: sdkit-dispatch vendors download openvino --to wheels"
+)
+def vendors_download(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="A vendor.")],
+    to: Annotated[Path, typer.Option("--to", help="Folder for the wheels.")],
+    quiet: Quiet = False,
+) -> None:
+    """Fetch a vendor's packages, for 'vendors install --from' on a machine without internet."""
+    from .env import download
+
+    with dispatcher_of(context, is_quiet=quiet) as dispatcher:
+        spec = spec_named(dispatcher, name)
+        download(spec, to=to, report=dispatcher.report)
+    print(f"on the other machine: sdkit-dispatch vendors install {spec.name} --from {to}")
+
+
+@vendors_app.command("remove", epilog="Example: sdkit-dispatch vendors remove openvino")
+def vendors_remove(
+    context: typer.Context, name: Annotated[str, typer.Argument(help="A vendor.")]
+) -> None:
+    """Remove a vendor's environment."""
+    from .env import remove
+
+    with dispatcher_of(context) as dispatcher:
+        spec = spec_named(dispatcher, name)
+        removed = remove(spec, home=dispatcher.home)
+    print(f"{spec.name}: {'removed' if removed else 'there was no environment'}")

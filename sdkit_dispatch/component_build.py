@@ -1,0 +1,390 @@
+"""One component: its request, its engine from the store or from the vendor, and the gate."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from . import graph
+from .cache import EngineStore, Manifest, StoredFile, Verdict, new_manifest
+from .check import SAFER, Recording, judge, limits_for, require_passed
+from .contract import (
+    BuildRequest,
+    Device,
+    Engine,
+    GenerateRequest,
+    Plan,
+    Progress,
+    Rejection,
+    Report,
+    Shapes,
+    VendorSpec,
+)
+from .diffusion.request_values import check_request
+from .diffusion.shapes import component_shapes
+from .errors import CacheError, CompileError, DispatchError, NumericError, RunError, WorkerError
+from .failures import Failures
+from .pipeline_files import Pipeline, component_digests
+from .reference import Reference
+from .worker_client import WorkerClient
+from .workers import Workers
+
+log = logging.getLogger(__name__)
+
+REMEMBERED_ERRORS = (CompileError, NumericError, WorkerError, RunError)
+UNCHECKED = ("unchecked", "unchecked-target")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What to build engines for: a pipeline and the shapes that a request needs."""
+
+    pipeline: Pipeline
+    request: GenerateRequest
+    token_chunks: int
+    shapes: Mapping[str, Shapes]
+    digests: Mapping[str, tuple[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComponentBuild:
+    """The engine of one component, and how it was come by.
+
+    Attributes:
+        is_hit: It was in the store: nothing was compiled.
+        damage: What was wrong with the stored engine that this one replaced; usually empty.
+        elapsed_s: Seconds that this took now; `manifest.build_s` is what building it took.
+    """
+
+    component: str
+    engine: Engine
+    manifest: Manifest
+    is_hit: bool
+    elapsed_s: float
+    damage: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildTools:
+    """What every build of a run shares.
+
+    Attributes:
+        must_check: False leaves engines unchecked, and their manifests say so.
+        is_strict: A failure is an error: no other plan, and no safer precision.
+        may_retry: What failed before is tried again.
+    """
+
+    store: EngineStore
+    workers: Workers
+    reference: Reference
+    failures: Failures
+    must_check: bool = True
+    is_strict: bool = False
+    may_retry: bool = False
+
+
+def wanted(
+    pipeline: Pipeline, request: GenerateRequest, *, token_chunks: int, memo: Path
+) -> Wanted:
+    """Returns what must be built so that `request` can run.
+
+    Raises:
+        ConfigError: A value is out of range, or the size does not divide.
+        PipelineError: A file cannot be read, or a graph is fixed at another shape.
+    """
+    check_request(request)
+    shapes = component_shapes(pipeline, request, token_chunks=token_chunks)
+    digests = {name: component_digests(pipeline.components[name], memo=memo) for name in shapes}
+    return Wanted(
+        pipeline=pipeline,
+        request=request,
+        token_chunks=token_chunks,
+        shapes=shapes,
+        digests=digests,
+    )
+
+
+def build_request(plan: Plan, spec: VendorSpec, want: Wanted, component: str) -> BuildRequest:
+    """Returns the request whose key names the engine."""
+    graph_digest, weights_digest = want.digests[component]
+    return BuildRequest(
+        vendor=plan.vendor,
+        revision=spec.revision,
+        runtime=plan.runtime,
+        target=plan.target,
+        component=component,
+        graph_digest=graph_digest,
+        weights_digest=weights_digest,
+        precision=plan.precision,
+        shapes=want.shapes[component],
+        options=plan.options,
+        passes=graph.REVISION,
+    )
+
+
+class ComponentBuilder:
+    """Builds the components of one plan; its checking worker lives as long. A context manager."""
+
+    def __init__(self, tools: BuildTools, want: Wanted, plan: Plan, report: Report) -> None:
+        self._tools = tools
+        self._want = want
+        self._plan = plan
+        self._spec = tools.workers.specs[plan.vendor]
+        self._report = report
+        self._stack = ExitStack()
+        self._checker: WorkerClient | None = None
+        self._recorded: tuple[Recording | None] | None = None  # None: not asked for yet
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def build(self, name: str) -> ComponentBuild:
+        """Builds one component; at the next safer precision if the gate refuses it.
+
+        Raises:
+            DispatchError: The vendor failed, now or before.
+        """
+        plan = self._plan
+        earlier: tuple[Verdict, ...] = ()
+        while True:
+            request = build_request(plan, self._spec, self._want, name)
+            try:
+                with self._remembering(request, plan.device):
+                    return self._engine(request, plan.device, earlier)
+            except NumericError as error:
+                safer = None if earlier or self._tools.is_strict else self._safer(plan)
+                if safer is None:
+                    raise
+                log.warning("%s; building it again in %s", error.message, safer.precision)
+                reason = f"{plan.precision}: {error.message}"
+                earlier = (Verdict(status="failed", reason=reason),)
+                plan = safer
+
+    def current_request(self, name: str) -> BuildRequest:
+        """Returns the request that `build` would look up: the safer one where the first failed."""
+        request = build_request(self._plan, self._spec, self._want, name)
+        failure = self._tools.failures.recall(request, self._plan.device)
+        if failure is not None and failure.kind == NumericError.__name__:
+            safer = self._safer(self._plan)
+            if safer is not None:
+                return build_request(safer, self._spec, self._want, name)
+        return request
+
+    def _safer(self, plan: Plan) -> Plan | None:
+        precision = SAFER.get(plan.precision)
+        if precision is None:
+            return None
+        again = self._tools.workers.probe(self._spec, plan.device, precision, plan.options)
+        return None if isinstance(again, Rejection) else again
+
+    @contextmanager
+    def _remembering(self, request: BuildRequest, device: Device) -> Iterator[None]:
+        failures = self._tools.failures
+        if self._tools.may_retry:
+            failures.forget(request, device)
+        remembered = failures.recall(request, device)
+        if remembered is not None:
+            raise remembered.as_error()
+        try:
+            yield
+        except REMEMBERED_ERRORS as error:
+            if not getattr(error, "was_killed", False):
+                failures.remember(request, device, error)
+            raise
+
+    def _engine(
+        self, request: BuildRequest, device: Device, earlier: tuple[Verdict, ...]
+    ) -> ComponentBuild:
+        started_s = time.monotonic()
+        found, damage = self._found(request)
+        if found is not None:
+            return self._hit(self._gated(found, device), started_s)
+
+        def wait() -> None:
+            self._report(Progress(phase=f"wait: another process builds {request.component}"))
+
+        with self._tools.store.locked(request.key, while_waiting=wait):
+            found, damage = self._found(request)  # another process may have built it meanwhile
+            if found is not None:
+                return self._hit(self._gated(found, device), started_s)
+            if damage:
+                log.warning("%s; it is built again", damage)
+            engine, manifest = self._make(request, device, earlier)
+        return ComponentBuild(
+            component=request.component,
+            engine=engine,
+            manifest=manifest,
+            is_hit=False,
+            elapsed_s=time.monotonic() - started_s,
+            damage=damage,
+        )
+
+    def _found(self, request: BuildRequest) -> tuple[tuple[Engine, Manifest] | None, str]:
+        """Returns the stored engine, or what is wrong with it."""
+        onnx = self._want.pipeline.components[request.component].onnx
+        try:
+            return self._tools.store.look_up(request, onnx=onnx), ""
+        except CacheError as error:
+            return None, error.message
+
+    @staticmethod
+    def _hit(found: tuple[Engine, Manifest], started_s: float) -> ComponentBuild:
+        engine, manifest = found
+        return ComponentBuild(
+            component=engine.request.component,
+            engine=engine,
+            manifest=manifest,
+            is_hit=True,
+            elapsed_s=time.monotonic() - started_s,
+        )
+
+    def _gated(self, found: tuple[Engine, Manifest], device: Device) -> tuple[Engine, Manifest]:
+        """Runs the gate on a stored engine that has not passed it, where that can be done now.
+
+        It was built for a device elsewhere, with --no-check, or without a reference at hand. The
+        entry is not modified; the verdict is kept beside it.
+
+        Raises:
+            NumericError: It computes wrong numbers.
+        """
+        engine, manifest = found
+        is_due = manifest.verdict.status in UNCHECKED and self._tools.must_check
+        if device.is_absent or not is_due:
+            return found
+        store, where = self._tools.store, f"{device.id} {device.driver}"
+        verdict, facts = store.later_verdict(engine.key, where), manifest.facts
+        if verdict is None:
+            if self._recording() is None:
+                return found
+            verdict, facts = self._checked(engine, device)
+            store.keep_later_verdict(engine.key, where, verdict)
+        require_passed(verdict, engine.request.component, engine.request.vendor)
+        return engine, replace(manifest, verdict=verdict, facts=facts)
+
+    def _make(
+        self, request: BuildRequest, device: Device, earlier: tuple[Verdict, ...]
+    ) -> tuple[Engine, Manifest]:
+        """Compiles, checks and publishes; the caller holds the key's lock."""
+        store, onnx = self._tools.store, self._want.pipeline.components[request.component].onnx
+        started_s = time.monotonic()
+        with store.workshop(request.key) as shop:
+            out = shop / "engine"
+            out.mkdir()
+            self._report(Progress(phase=f"{request.vendor}: compile {request.component}"))
+            client = self._tools.workers.client(self._spec)
+            client.compile(request, onnx, out, device=device, report=self._named(request))
+            files = store.seal(out)
+            engine = Engine(key=request.key, request=request, folder=str(out), onnx=str(onnx))
+            verdict, facts = self._checked(engine, device)
+            require_passed(verdict, request.component, request.vendor)
+            _require_unchanged(out, files)
+            manifest = replace(
+                new_manifest(request, files, verdict=verdict, started_s=started_s),
+                facts=facts,
+                earlier=earlier,
+            )
+            store.publish(out, manifest)
+        return replace(engine, folder=str(store.folder(request.key))), manifest
+
+    def _checked(self, engine: Engine, device: Device) -> tuple[Verdict, Mapping[str, str]]:
+        """Opens the engine in a fresh process and compares its outputs with the reference's."""
+        component, vendor = engine.request.component, engine.request.vendor
+        if device.is_absent:
+            reason = f"built for {device.arch}; checked when such a device first loads it"
+            return Verdict(status="unchecked-target", reason=reason), {}
+        self._report(Progress(phase=f"{vendor}: check {component}"))
+        recording = self._recording() if self._tools.must_check else None
+        if self._checker is None:
+            self._checker = self._stack.enter_context(self._tools.workers.fresh(self._spec))
+        session = self._checker.load(engine, device)
+        try:
+            require_as_planned(engine.request, session.facts)
+            if recording is None:
+                missing = self._tools.reference.missing
+                reason = missing if self._tools.must_check else "built with --no-check"
+                return Verdict(status="unchecked", reason=reason), session.facts
+            cases = recording.cases.get(component, ())
+            outputs = [session.run(case.feeds) for case in cases]
+        finally:
+            session.close()
+        limits = limits_for(
+            engine.request.precision, self._want.pipeline.components[component].dtype
+        )
+        verdict = judge(cases, outputs, limits, reference=recording.reference)
+        return verdict, session.facts
+
+    def _recording(self) -> Recording | None:
+        """Returns the reference's recording; asked for once, also if it cannot be had."""
+        if self._recorded is None:
+            recording = self._tools.reference.recording(
+                self._want.pipeline,
+                self._want.request,
+                shapes=self._want.shapes,
+                digests=self._want.digests,
+                token_chunks=self._want.token_chunks,
+                report=self._report,
+            )
+            self._recorded = (recording,)
+            if recording is None:
+                log.warning("engines stay unchecked: %s", self._tools.reference.missing)
+        return self._recorded[0]
+
+    def _named(self, request: BuildRequest) -> Report:
+        def report(progress: Progress) -> None:
+            self._report(replace(progress, phase=f"{request.vendor}: {progress.phase}"))
+
+        return report
+
+
+def require_as_planned(request: BuildRequest, facts: Mapping[str, str]) -> None:
+    """Refuses a session that says that it computes in another precision than was planned.
+
+    Raises:
+        RunError: With both.
+    """
+    runs = facts.get("precision", request.precision)
+    if runs != request.precision:
+        raise RunError(
+            f"{request.component} was planned in {request.precision}, but {request.vendor} runs "
+            f"it in {runs}",
+            f"sdkit-dispatch build --precision {runs}",
+        )
+
+
+def _require_unchanged(folder: Path, files: Mapping[str, StoredFile]) -> None:
+    """Refuses an engine that its own vendor wrote to while it was loaded and run.
+
+    Raises:
+        CacheError: Names the file.
+    """
+    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    changed = there ^ set(files) | {
+        name
+        for name, before in files.items()
+        if name in there and (folder / name).stat().st_size != before.size_bytes
+    }
+    if changed:
+        raise CacheError(f"the vendor changed the engine while it ran: '{min(changed)}'")
+
+
+def as_cache_error(error: OSError, home: Path) -> DispatchError:
+    """Names a disk that is full, read-only or gone."""
+    return CacheError(
+        f"the engine store in '{home}' cannot be used: {error.strerror or error}"
+        + (f" ('{error.filename}')" if error.filename else ""),
+        "free space there, or choose another folder with --home",
+    )

@@ -1,0 +1,46 @@
+"""What the numbers of a request may be."""
+
+from __future__ import annotations
+
+import math
+
+from sdkit_dispatch.contract import SCHEDULERS, GenerateRequest
+from sdkit_dispatch.errors import ConfigError
+
+MAX_STEPS = 1000
+MAX_BATCH = 64
+MAX_SIDE_PX = 8192
+MAX_GUIDANCE = 100.0
+
+
+def check_request(request: GenerateRequest) -> None:
+    """Refuses values that no pipeline could serve, before anything is built for them.
+
+    Raises:
+        ConfigError: Names the value and what it may be.
+    """
+    for name, value, low, high in (
+        ("steps", request.steps, 1, MAX_STEPS),
+        ("batch", request.batch, 1, MAX_BATCH),
+        ("width", request.width_px, 8, MAX_SIDE_PX),
+        ("height", request.height_px, 8, MAX_SIDE_PX),
+    ):
+        if not low <= value <= high:
+            raise ConfigError(f"{name} is {value}; it may be {low} to {high}", f"change --{name}")
+    if not (math.isfinite(request.guidance) and 0 <= request.guidance <= MAX_GUIDANCE):
+        raise ConfigError(
+            f"guidance is {request.guidance}; it may be 0 to {MAX_GUIDANCE:g}", "change --guidance"
+        )
+    if request.scheduler not in SCHEDULERS:
+        raise ConfigError(
+            f"the scheduler '{request.scheduler}' is unknown; there are {', '.join(SCHEDULERS)}",
+            "change --scheduler",
+        )
+    for name, text in (("prompt", request.prompt), ("negative", request.negative_prompt)):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"the {name} prompt holds bytes that are no text (at {error.start})",
+                "write it in UTF-8",
+            ) from error

@@ -1,0 +1,249 @@
+"""A pipeline that is ready to make images, and its answers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .build import LADDER_ERRORS, Builder, BuildResult, Step, all_failed, failed_step
+from .component_build import (
+    ComponentBuild,
+    Wanted,
+    build_request,
+    require_as_planned,
+    wanted,
+)
+from .contract import Arrays, GenerateRequest, Plan, Report, record_to_json
+from .diffusion.request_values import check_request
+from .diffusion.shapes import count_token_chunks
+from .errors import ConfigError, DispatchError, RunError, WorkerError
+from .pipeline_files import Pipeline
+from .whole_file import write_whole
+from .workers import Workers
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateAnswer:
+    """Images and everything about how they were made.
+
+    Attributes:
+        images: uint8 `[N, H, W, 3]`.
+        latents: float32 `[N, 4, H/8, W/8]`, denoised, before the decoder.
+        ran: Component -> what the loaded engine says of itself: device, precision, runtime.
+        timings: Seconds of each phase.
+        steps: Steps of the ladder that did not serve, oldest first.
+        components: The engines, each a hit or built for this call.
+    """
+
+    request: GenerateRequest
+    plan: Plan
+    images: NDArray[np.uint8]
+    latents: NDArray[np.float32]
+    seeds: tuple[int, ...]
+    ran: Mapping[str, Mapping[str, str]]
+    timings: Mapping[str, float]
+    steps: tuple[Step, ...]
+    components: tuple[ComponentBuild, ...]
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what ran, where and why, as JSON data (`Any`)."""
+        return {
+            "vendor": self.plan.vendor,
+            "device": {"id": self.plan.device.id, "name": self.plan.device.name},
+            "runtime": self.plan.runtime,
+            "precision": self.plan.precision,
+            "ran": {name: dict(facts) for name, facts in self.ran.items()},
+            "engines": {built.component: built.engine.key for built in self.components},
+            "verdicts": {
+                built.component: built.manifest.verdict.status for built in self.components
+            },
+            "steps": [record_to_json(step) for step in self.steps],
+            "timings_s": {name: round(value, 4) for name, value in self.timings.items()},
+        }
+
+    def png(self, index: int = 0) -> bytes:
+        """Returns image `index` as a PNG file with the prompt and `facts` in its text chunks."""
+        from .diffusion.image import png_from_image
+
+        return png_from_image(
+            self.images[index], self.request, seed=self.seeds[index], facts=self.facts()
+        )
+
+    @property
+    def unchecked(self) -> dict[str, str]:
+        """The components whose engines did not pass the numeric gate -> why."""
+        return {
+            built.component: built.manifest.verdict.reason or built.manifest.verdict.status
+            for built in self.components
+            if built.manifest.verdict.status != "passed"
+        }
+
+    def save(self, path: str | Path) -> list[Path]:
+        """Writes all images; a batch is numbered: "x.png" -> "x-1.png", "x-2.png".
+
+        Returns:
+            The files, in order.
+
+        Raises:
+            ConfigError: A file cannot be written.
+        """
+        target = Path(path)
+        count = len(self.images)
+        files = (
+            [target]
+            if count == 1
+            else [
+                target.with_name(f"{target.stem}-{index + 1}{target.suffix}")
+                for index in range(count)
+            ]
+        )
+        try:
+            for index, file in enumerate(files):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(file, self.png(index))
+        except OSError as error:
+            raise cannot_write(target, error) from error
+        return files
+
+
+@dataclass(kw_only=True)
+class LoadedPipeline:
+    """A pipeline that makes images; its engines stay loaded in a worker between calls."""
+
+    pipeline: Pipeline
+    plans: Sequence[Plan]
+    builder: Builder
+    workers: Workers
+    make_request: Callable[..., GenerateRequest]
+    report: Report
+    is_strict: bool = False
+    memory_budget_bytes: int | None = None
+    machine_memory_bytes: int | None = None
+    _steps: list[Step] = field(default_factory=list)
+
+    def generate(
+        self,
+        prompt: str,
+        *,
+        latents: NDArray[np.float32] | None = None,
+        **values: Any,  # Any: the fields of GenerateRequest, by name
+    ) -> GenerateAnswer:
+        """Makes `batch` images with the seeds `seed`, `seed + 1`, ...
+
+        Args:
+            prompt: What to draw.
+            latents: Unit noise `[N, 4, H/8, W/8]` to start from, instead of the seeds'.
+            **values: Other fields of `GenerateRequest`; those that are not given come from the
+                profile, then from the pipeline.
+
+        Raises:
+            ConfigError: A value is out of range.
+            DispatchError: What every way down the ladder said.
+        """
+        request = self.make_request(prompt=prompt, **values)
+        check_request(request)
+        want = wanted(
+            self.pipeline,
+            request,
+            token_chunks=count_token_chunks(self.pipeline, request),
+            memo=self.builder.tools.store.memo,
+        )
+        arrays = {} if latents is None else {"latents": np.asarray(latents, np.float32)}
+        while True:
+            built = self.builder.build(want, self.plans, self.report)
+            self._move_to(built)
+            try:
+                return self._run(want, built, arrays)
+            except LADDER_ERRORS as error:
+                self._remember(want, built, error)
+                step = failed_step(built.plan, error)
+                if self.is_strict or (len(self.plans) == 1 and not self._steps):
+                    raise
+                self._steps.append(step)
+                if len(self.plans) == 1:
+                    raise all_failed(self._steps) from error
+                log.warning("%s on %s: %s", step.vendor, step.device, step.reason)
+                self.plans = self.plans[1:]
+
+    def _move_to(self, built: BuildResult) -> None:
+        """Stays on the step of the ladder that served: each is tried once."""
+        self._steps += built.steps
+        self.plans = [built.plan, *self.plans[len(built.steps) + 1 :]]
+
+    def _remember(self, want: Wanted, built: BuildResult, error: DispatchError) -> None:
+        # Not NumericError: a request can overflow a sound engine, with a guidance of 1000, say.
+        is_lasting = isinstance(error, WorkerError | RunError)
+        if is_lasting and not getattr(error, "was_killed", False):
+            spec = self.workers.specs[built.plan.vendor]
+            request = build_request(built.plan, spec, want, "unet")
+            self.builder.tools.failures.remember(request, built.plan.device, error)
+
+    def _run(self, want: Wanted, built: BuildResult, arrays: Arrays) -> GenerateAnswer:
+        started_s = time.monotonic()
+        spec = self.workers.specs[built.plan.vendor]
+        params = {
+            "pipeline": str(self.pipeline.folder),
+            "memo": str(self.builder.tools.store.memo),
+            "engines": [record_to_json(part.engine) for part in built.components],
+            "device": record_to_json(built.plan.device),
+            "request": record_to_json(want.request),
+            "keep_loaded": self._may_keep_loaded(built),
+        }
+        client = self.workers.client(spec)
+        answer = client.generate(params, arrays, self.report)
+        for part in built.components:
+            require_as_planned(part.engine.request, answer.result["facts"][part.component])
+        return GenerateAnswer(
+            request=want.request,
+            plan=built.plan,
+            images=answer.arrays["images"],
+            latents=answer.arrays["latents"],
+            seeds=tuple(answer.result["seeds"]),
+            ran=answer.result["facts"],
+            timings={**answer.result["timings"], "total": time.monotonic() - started_s},
+            steps=tuple(self._steps),
+            components=built.components,
+        )
+
+    def _may_keep_loaded(self, built: BuildResult) -> bool:
+        """True if all components together fit the memory budget."""
+        # A device that owns no memory borrows the machine's.
+        owned_bytes = built.plan.device.memory_bytes or self.machine_memory_bytes
+        budget_bytes = self.memory_budget_bytes or owned_bytes
+        needed_bytes = sum(
+            self.pipeline.components[part.component].weights_bytes for part in built.components
+        )
+        return budget_bytes is None or needed_bytes <= budget_bytes
+
+
+def require_writable(path: Path) -> None:
+    """Refuses an output file that could not be written, before anything is computed for it.
+
+    Raises:
+        ConfigError: Says why.
+    """
+    if path.is_dir():
+        raise ConfigError(f"'{path}' is a folder; give a file, such as '{path / 'image.png'}'")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"'{path}' cannot be written: permission denied", "change --out")
+
+
+def cannot_write(path: Path, error: OSError) -> ConfigError:
+    """Names an output file that cannot be written."""
+    return ConfigError(f"'{path}' cannot be written: {error.strerror or error}", "change --out")
