@@ -183,15 +183,18 @@ def unsupported_vendors(
 
 
 def explain_rejections(decision: Decision) -> str:
-    """Returns the message of a `NoVendorError`: every reason, by device."""
+    """Returns the message of a `NoVendorError`: every reason, by device, and what could serve."""
     lines = ["no vendor can run this here:"]
     for device in dict.fromkeys(rejection.device for rejection in decision.rejections):
+        here = [one for one in decision.rejections if one.device == device]
+        told = [one for one in here if one.code != "not-selected"]
+        # The nearest reasons first: that something is for other hardware says little.
+        told.sort(key=lambda one: one.code in TRIVIAL)
         lines.append(f"  {device}")
-        lines += [
-            f"    {rejection.vendor}: {rejection.reason} [{rejection.code}]"
-            for rejection in decision.rejections
-            if rejection.device == device
-        ]
+        lines += [f"    {one.vendor}: {one.reason} [{one.code}]" for one in told]
+        left_out = [one.vendor for one in here if one.code == "not-selected"]
+        if left_out:
+            lines.append(f"    not chosen, but not ruled out: {', '.join(left_out)}")
     return "\n".join([*lines, *(f"  to change that: {advice}" for advice in decision.advice)])
 
 

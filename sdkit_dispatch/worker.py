@@ -176,6 +176,7 @@ class Desk:
         self._adapter_path = adapter
         self._adapter: Vendor | None = None
         self._threads: int | None = None
+        self._scratch: str | None = None
         self._sessions: dict[int, Session] = {}
         self._numbers = itertools.count(1)
         self._images: ImageDesk | None = None
@@ -207,11 +208,14 @@ class Desk:
             module, _, name = self._adapter_path.partition(":")
             adapter: Vendor = getattr(importlib.import_module(module), name)()
             adapter.threads = self._threads
+            if self._scratch is not None and hasattr(adapter, "scratch"):
+                adapter.scratch = Path(self._scratch)
             self._adapter = adapter
         return self._adapter
 
     def _configure(self, params: Params, arrays: Mapping[str, Any], report: Any) -> Reply:
         self._threads = params["threads"]
+        self._scratch = params["scratch"]
         return {}, {}
 
     def _probe(self, params: Params, arrays: Mapping[str, Any], report: Any) -> Reply:

@@ -53,12 +53,14 @@ class WorkerSettings:
 
     Attributes:
         threads: CPU threads of a session; None for the runtime's own choice.
+        scratch: Folder of caches that may be lost; a vendor that keeps some has its own in it.
         timeouts_s: Method name -> seconds that one request may take in all.
         silence_s: Seconds without any frame, heartbeats included, after which a worker is hung.
             Long, because a library that computes with the interpreter lock held is silent.
     """
 
     threads: int | None = None
+    scratch: Path | None = None
     timeouts_s: Mapping[str, float] = field(default_factory=dict)
     silence_s: float = 900.0
 
@@ -114,7 +116,14 @@ class WorkerProcess:
         self._log_tail: collections.deque[str] = collections.deque(maxlen=LOG_LINES)
         self._start(Path(sys.executable) if python is None else python, is_isolated)
         try:
-            self.request("configure", {"threads": self._settings.threads})
+            scratch = self._settings.scratch
+            self.request(
+                "configure",
+                {
+                    "threads": self._settings.threads,
+                    "scratch": None if scratch is None else str(scratch / spec.name),
+                },
+            )
         except BaseException:
             self.kill()
             raise

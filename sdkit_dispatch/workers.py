@@ -78,7 +78,7 @@ class Workers:
             spec,
             python=environment.python,
             is_isolated=environment.is_isolated,
-            settings=worker_settings(self._config, limit_s=limit_s),
+            settings=worker_settings(self._config, scratch=self._home / "scratch", limit_s=limit_s),
         )
 
     def probe(
@@ -164,12 +164,14 @@ class Workers:
         self.close()
 
 
-def worker_settings(config: Config, *, limit_s: float | None = None) -> WorkerSettings:
+def worker_settings(
+    config: Config, *, scratch: Path, limit_s: float | None = None
+) -> WorkerSettings:
     """Returns what of a config concerns workers; `limit_s` bounds every request."""
     timeouts_s = dict(config.timeouts_s)
     if limit_s is not None:
         timeouts_s = {method: min(limit_s, value) for method, value in timeouts_s.items()}
-    return WorkerSettings(threads=config.threads, timeouts_s=timeouts_s)
+    return WorkerSettings(threads=config.threads, scratch=scratch, timeouts_s=timeouts_s)
 
 
 def processor_features() -> str:

@@ -1,7 +1,7 @@
 """What any vendor may need to do with an ONNX graph before its compiler sees it.
 
-A pass is one file and its test. Weights in external files are never read here: a pass sees the
-graph, and a runtime maps the files.
+A pass is one file and its test. Weights in external files are read by the precision pass only, a
+piece at a time; every other pass sees the graph, and a runtime maps the files.
 """
 
 REVISION = 1

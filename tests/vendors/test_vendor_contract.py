@@ -79,10 +79,17 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Builds:
 
 
 @pytest.mark.parametrize(
-    "module", ["sdkit_null", "sdkit_onnxruntime", "sdkit_openvino", "sdkit_openvino.addressing"]
+    "module",
+    [
+        "sdkit_null",
+        "sdkit_onnxruntime",
+        "sdkit_openvino",
+        "sdkit_openvino.addressing",
+        "sdkit_tensorrt",
+    ],
 )
 def test_reading_what_a_vendor_is_imports_no_runtime(module: str) -> None:
-    runtimes = {"onnxruntime", "openvino", "onnx"}
+    runtimes = {"onnxruntime", "openvino", "onnx", "tensorrt_bindings", "tensorrt_rtx_bindings"}
     code = f"import sys, {module}; print(sorted({runtimes} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +19,6 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as bindings
 
 from sdkit_dispatch.contract import (
-    Arrays,
     BuildRequest,
     Device,
     Engine,
@@ -31,11 +29,12 @@ from sdkit_dispatch.contract import (
     Report,
     TensorSpec,
 )
-from sdkit_dispatch.errors import CacheError, CompileError, RunError, UnsupportedOpError
+from sdkit_dispatch.errors import CacheError, CompileError, UnsupportedOpError
 from sdkit_dispatch.graph.static_shapes import free_inputs, make_static
-from sdkit_dispatch.graph.tensors import check_feeds, static_spec
+from sdkit_dispatch.graph.tensors import static_spec
 from sdkit_dispatch.graph.vendor_options import options_from_mapping
 from sdkit_onnxruntime.isa import isa_of_this_cpu
+from sdkit_onnxruntime.session import OrtSession
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +153,7 @@ class CpuAdapter:
             raise _compile_error(request.component, model, error) from error
         report(Progress(phase=f"optimise {request.component}", fraction=1.0))
 
-    def load(self, engine: Engine, device: Device) -> CpuSession:
+    def load(self, engine: Engine, device: Device) -> OrtSession:
         request, folder = engine.request, Path(engine.folder)
         _check_built_for_here(request)
         path = folder / GRAPH_FILE
@@ -175,38 +174,7 @@ class CpuAdapter:
             "threads": str(self.threads or "default"),
             "graph_dtype": _graph_dtype(graph),
         }
-        return CpuSession(session, inputs, outputs, facts)
-
-
-class CpuSession:
-    """A loaded engine."""
-
-    def __init__(
-        self,
-        session: ort.InferenceSession,
-        inputs: tuple[TensorSpec, ...],
-        outputs: tuple[TensorSpec, ...],
-        facts: Mapping[str, str],
-    ) -> None:
-        self.inputs = inputs
-        self.outputs = outputs
-        self.facts: Mapping[str, str] = MappingProxyType(dict(facts))
-        self._session: ort.InferenceSession | None = session
-        self._names = [spec.name for spec in outputs]
-
-    def run(self, feeds: Arrays) -> dict[str, Any]:
-        check_feeds(self.inputs, feeds)
-        if self._session is None:
-            raise RunError("cpu: the session is closed")
-        try:
-            # ONNX Runtime allocates the outputs of every run anew.
-            arrays = self._session.run(self._names, dict(feeds))
-        except Exception as error:  # the bindings raise a dozen classes that share no base
-            raise RunError(f"cpu: {error}") from error
-        return dict(zip(self._names, arrays, strict=True))
-
-    def close(self) -> None:
-        self._session = None
+        return OrtSession("cpu", session, inputs, outputs, facts)
 
 
 def _session_options(level: str, threads: int | None) -> ort.SessionOptions:

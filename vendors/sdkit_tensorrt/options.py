@@ -1,0 +1,68 @@
+"""The options of both vendors, and the ranges of sizes that an engine is to serve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Range = tuple[int, int, int]
+"""Least, most usual and largest size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranges:
+    """Sizes of one optimization profile, in the units of the component's own tensors.
+
+    None is the one size that was asked for.
+
+    Attributes:
+        height: Of latents (or pixels, where a component takes an image).
+        tokens: Multiples of 77.
+    """
+
+    batch: Range | None = None
+    height: Range | None = None
+    width: Range | None = None
+    tokens: Range | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RtxOptions:
+    """The options of the vendor tensorrt-rtx.
+
+    Attributes:
+        profiles: Component -> the size ranges that its engine serves; one engine for the one size
+            that is asked for where there are none.
+        keep_fp32: Shell patterns over node names and operator types that compute in float32.
+        weight_streaming: Engines may leave weights in the computer's memory when the card's is
+            short.
+        force: Compile in spite of the support matrix and of the memory estimate.
+    """
+
+    profiles: Mapping[str, tuple[Ranges, ...]] = field(default_factory=dict)
+    keep_fp32: tuple[str, ...] = ()
+    weight_streaming: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorRtOptions:
+    """The options of the vendor tensorrt.
+
+    Attributes:
+        profiles: As in `RtxOptions`.
+        keep_fp32: As in `RtxOptions`.
+        weight_streaming: As in `RtxOptions`.
+        hardware_compatibility: "none" binds an engine to the very model of card, "ampere_plus" to
+            none from Ampere on (slower), "same_compute_capability" to the architecture.
+        optimization_level: 0..5: how long the builder searches.
+        force: Compile in spite of the memory estimate.
+    """
+
+    profiles: Mapping[str, tuple[Ranges, ...]] = field(default_factory=dict)
+    keep_fp32: tuple[str, ...] = ()
+    weight_streaming: bool = False
+    hardware_compatibility: Literal["none", "ampere_plus", "same_compute_capability"] = "none"
+    optimization_level: Literal[0, 1, 2, 3, 4, 5] = 3
+    force: bool = False
