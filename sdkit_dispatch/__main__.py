@@ -6,6 +6,7 @@ importing typer takes longer than answering them: both are answered before it is
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ from .version import __version__
 
 BUG_EXIT_CODE = 70
 INTERRUPTED_EXIT_CODE = 130
+BROKEN_PIPE_EXIT_CODE = 141
+SYSTEM_EXIT_CODE = 4
 REPORT_TO = "https://github.com/easydiffusion/sdkit-dispatch/issues"
 HELP_FILE = Path(__file__).with_name("_data") / "help.txt"
 """What `--help` prints, as typer renders it; a test keeps it true."""
@@ -22,16 +25,28 @@ HELP_FILE = Path(__file__).with_name("_data") / "help.txt"
 
 def main() -> NoReturn:
     """Runs the command line; our errors end with their exit code, a bug with a traceback."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a path may hold what the terminal cannot show
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # else the next pipe would take its number
+            os.open(os.devnull, os.O_RDWR)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # the caller closed it
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for good
+        elif hasattr(stream, "reconfigure"):  # a path may hold what the terminal cannot show
             stream.reconfigure(errors="backslashreplace")
     words = sys.argv[1:]
     if words in ([], ["-h"], ["--help"]):
-        print(HELP_FILE.read_text(encoding="utf-8"), end="")
-        sys.exit(0)
+        sys.exit(guarded(_help))
     if words[0] == "devices" and set(words[1:]) <= {"--json"}:
         sys.exit(guarded(lambda: _devices(as_json="--json" in words)))
     sys.exit(guarded(_everything_else))
+
+
+def _help() -> int:
+    print(HELP_FILE.read_text(encoding="utf-8"), end="")
+    return 0
 
 
 def _devices(*, as_json: bool) -> int:
@@ -44,7 +59,10 @@ def _devices(*, as_json: bool) -> int:
 def _everything_else() -> int:
     from .cli import app
 
-    code = int(app(prog_name="sdkit-dispatch", standalone_mode=False) or 0)
+    try:
+        code = int(app(prog_name="sdkit-dispatch", standalone_mode=False) or 0)
+    except SystemExit as end:  # typer's own answer to a broken pipe, and to nothing else
+        raise BrokenPipeError from end
     # typer turns Ctrl-C into this code and says nothing.
     return _cancelled() if code == INTERRUPTED_EXIT_CODE else code
 
@@ -54,15 +72,29 @@ def guarded(run: Callable[[], int]) -> int:
     from .errors import CancelledByUser, DispatchError
 
     try:
-        return run()
+        code = run()
+        sys.stdout.flush()
+        return code
     except DispatchError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except (KeyboardInterrupt, CancelledByUser):
         return _cancelled()
+    except BrokenPipeError:  # `| head`: the reader has seen enough
+        _forget_output()
+        return BROKEN_PIPE_EXIT_CODE
+    except OSError as error:
+        _forget_output()
+        print(f"error: the operating system says: {error}", file=sys.stderr)
+        return SYSTEM_EXIT_CODE
     except Exception as error:
-        code = _usage_error(error)
-        return _bug() if code is None else code
+        usage_code = _usage_error(error)
+        return _bug() if usage_code is None else usage_code
+
+
+def _forget_output() -> None:
+    """Drops what could not be written, so that Python does not try again when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _cancelled() -> int:

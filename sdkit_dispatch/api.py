@@ -34,7 +34,7 @@ from .errors import NoVendorError, PipelineError, VendorEnvError
 from .failures import Failures
 from .loaded_pipeline import LoadedPipeline
 from .pipeline_files import Pipeline, read_pipeline
-from .plan import Decision, explain_rejections, make_plans, unsupported_vendors
+from .plan import Decision, check_vendor, explain_rejections, make_plans, unsupported_vendors
 from .plan_report import PlanReport, plan_report
 from .reference import VENDOR as REFERENCE_VENDOR
 from .reference import Reference
@@ -118,6 +118,8 @@ class Dispatcher:
         """
         choice = choice or Choice()
         profile = load_profile(choice.profile or "default", home=self.home)
+        for name in profile.options:
+            check_vendor(name, list(self.specs))
         return make_plans(
             self.devices if devices is None else devices,
             host(),
@@ -403,7 +405,7 @@ class Dispatcher:
 def pipeline_folder(pipeline: str | Path) -> Path:
     """Returns the folder that the user means; `SAMPLE` is the one in the package."""
     if str(pipeline) != SAMPLE:
-        return Path(pipeline).expanduser()
+        return Path(os.path.expanduser(pipeline))  # unlike Path's, it leaves ~nobody as it is
     return Path(__file__).with_name("_data") / "sample" / "digits-sd"
 
 

@@ -11,7 +11,7 @@ from .component_build import (
     ComponentBuild,
     ComponentBuilder,
     Wanted,
-    as_cache_error,
+    as_store_error,
 )
 from .contract import Plan, Precision, Rejection, Report, VendorSpec
 from .errors import (
@@ -88,6 +88,8 @@ class Builder:
                 confirmed, components = self.build_with(want, plan, report)
                 return BuildResult(plan=confirmed, components=components, steps=tuple(steps))
             except LADDER_ERRORS as error:
+                if isinstance(error, CacheError) and error.concerns_store:
+                    raise
                 steps.append(failed_step(plan, error))
                 if self.tools.is_strict or len(plans) == 1:
                     raise
@@ -108,7 +110,7 @@ class Builder:
             with ComponentBuilder(self.tools, want, plan, report) as bench:
                 return plan, tuple(bench.build(name) for name in want.shapes)
         except OSError as error:
-            raise as_cache_error(error, self.tools.store.home) from error
+            raise as_store_error(error, self.tools.store.home) from error
         except CacheError:
             # What the vendor said of its target may be out of date: it is asked again next time.
             self.tools.workers.forget_answers(self.tools.workers.specs[plan.vendor])

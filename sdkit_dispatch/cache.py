@@ -165,7 +165,7 @@ class EngineStore:
     def read(self, key: str) -> Entry | None:
         """Returns the entry with this key without reading its files; None if there is none."""
         folder = self.folder(key)
-        if not folder.is_dir():
+        if not os.path.lexists(folder):
             return None
         manifest, damage = None, ""
         try:
@@ -174,6 +174,8 @@ class EngineStore:
             return Entry(key=key, folder=folder, manifest=None, damage=f"{MANIFEST}: {error}")
         if manifest.schema != SCHEMA_VERSION:
             damage = f"{MANIFEST} has the schema {manifest.schema}, not {SCHEMA_VERSION}"
+        elif manifest.verdict.status == "failed":
+            damage = "it failed the numeric gate"
         elif not manifest.key == key == manifest.request.key:
             damage = f"{MANIFEST} belongs to the engine {manifest.request.key[:12]}"
         return Entry(key=key, folder=folder, manifest=manifest, damage=damage)
@@ -181,7 +183,7 @@ class EngineStore:
     def entries(self) -> Iterator[Entry]:
         """Yields every entry, damaged ones too, in the order of their keys."""
         for folder in sorted(self._engines.glob("??/*")):
-            entry = self.read(folder.name) if folder.is_dir() else None
+            entry = self.read(folder.name)
             if entry is not None:
                 yield entry
 
@@ -251,10 +253,9 @@ class EngineStore:
     def workshop(self, key: str) -> Iterator[Path]:
         """Gives an empty folder to build in; hold the key's lock. It is gone afterwards."""
         self._tmp.mkdir(parents=True, exist_ok=True)
-        for leftover in self._tmp.glob(
-            f"{key}-*"
-        ):  # of a builder that was killed: we have its lock
+        for leftover in self._tmp.glob(f"{key}-*"):  # its builder was killed: we have its lock
             shutil.rmtree(leftover, ignore_errors=True)
+        self.sweep()
         folder = Path(tempfile.mkdtemp(prefix=f"{key}-", dir=self._tmp))
         try:
             yield folder
@@ -295,7 +296,8 @@ class EngineStore:
 
     def publish(self, folder: Path, manifest: Manifest) -> None:
         """Moves a finished engine from its workshop into the store; hold the key's lock."""
-        text = json.dumps(record_to_json(manifest), indent=1, sort_keys=True)
+        content = record_to_json(manifest)
+        text = json.dumps({"sha256": _seal(content), "manifest": content}, indent=1)
         (folder / MANIFEST).write_text(text, encoding="utf-8")
         _flush(folder / MANIFEST)
         for place in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
@@ -327,7 +329,7 @@ class EngineStore:
     def remove(self, key: str) -> bool:
         """Takes an entry out of the store by one rename; False if there was none."""
         folder = self.folder(key)
-        if not folder.is_dir():
+        if not os.path.lexists(folder):
             return False
         self._tmp.mkdir(parents=True, exist_ok=True)
         grave = Path(tempfile.mkdtemp(prefix=f"{key}-", dir=self._tmp))
@@ -403,7 +405,17 @@ def new_manifest(
 def _read_manifest(path: Path) -> Manifest:
     if path.stat().st_size > MAX_MANIFEST_BYTES:
         raise ValueError(f"{path.stat().st_size} bytes are too many")
-    return record_from_json(Manifest, json.loads(path.read_text(encoding="utf-8")))
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(document, dict) or set(document) != {"sha256", "manifest"}:
+        raise ValueError("it is not a manifest")
+    if document["sha256"] != _seal(document["manifest"]):
+        raise ValueError("its content has changed")
+    return record_from_json(Manifest, document["manifest"])
+
+
+def _seal(content: Any) -> str:  # Any: JSON data
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _flat(data: Any, prefix: str = "") -> dict[str, str]:  # Any: JSON data

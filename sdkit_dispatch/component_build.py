@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -28,7 +29,14 @@ from .contract import (
 )
 from .diffusion.request_values import check_request
 from .diffusion.shapes import component_shapes
-from .errors import CacheError, CompileError, DispatchError, NumericError, RunError, WorkerError
+from .errors import (
+    CacheError,
+    CompileError,
+    NumericError,
+    RunError,
+    VendorEnvError,
+    WorkerError,
+)
 from .failures import Failures
 from .pipeline_files import Pipeline, component_digests
 from .reference import Reference
@@ -202,9 +210,25 @@ class ComponentBuilder:
         try:
             yield
         except REMEMBERED_ERRORS as error:
+            self._require_room(request)
             if not getattr(error, "was_killed", False):
                 failures.remember(request, device, error)
             raise
+
+    def _require_room(self, request: BuildRequest) -> None:
+        """Names a full disk, which vendors report in words of their own, or not at all.
+
+        Raises:
+            CacheError: With the sizes. It is no failure of the vendor, and is not remembered.
+        """
+        home = self._tools.store.home
+        needed_bytes = self._want.pipeline.components[request.component].weights_bytes
+        free_bytes = shutil.disk_usage(home).free
+        if free_bytes < needed_bytes:
+            raise store_error(
+                f"the disk of '{home}' is full: building {request.component} needs about "
+                f"{needed_bytes / 1e6:.1f} MB, {free_bytes / 1e6:.1f} MB are free"
+            )
 
     def _engine(
         self, request: BuildRequest, device: Device, earlier: tuple[Verdict, ...]
@@ -339,6 +363,11 @@ class ComponentBuilder:
                 report=self._report,
             )
             self._recorded = (recording,)
+            if recording is None and self._tools.is_strict:
+                raise VendorEnvError(
+                    f"engines cannot be checked: {self._tools.reference.missing}",
+                    "sdkit-dispatch vendors install cpu, or build without --strict",
+                )
             if recording is None:
                 log.warning("engines stay unchecked: %s", self._tools.reference.missing)
         return self._recorded[0]
@@ -381,10 +410,16 @@ def _require_unchanged(folder: Path, files: Mapping[str, StoredFile]) -> None:
         raise CacheError(f"the vendor changed the engine while it ran: '{min(changed)}'")
 
 
-def as_cache_error(error: OSError, home: Path) -> DispatchError:
+def store_error(message: str) -> CacheError:
+    """Returns the error of a store that cannot be used, whatever the vendor."""
+    error = CacheError(message, "free space there, or choose another folder with --home")
+    error.concerns_store = True
+    return error
+
+
+def as_store_error(error: OSError, home: Path) -> CacheError:
     """Names a disk that is full, read-only or gone."""
-    return CacheError(
-        f"the engine store in '{home}' cannot be used: {error.strerror or error}"
-        + (f" ('{error.filename}')" if error.filename else ""),
-        "free space there, or choose another folder with --home",
+    where = f" ('{error.filename}')" if error.filename else ""
+    return store_error(
+        f"the engine store in '{home}' cannot be used: {error.strerror or error}{where}"
     )

@@ -71,9 +71,11 @@ class WorkerError(DispatchError):
     Attributes:
         was_killed: It was ended from outside (by a user, or for want of memory): trying again may
             well work.
+        was_lost: It died by itself or hung: trying the same again is likely to end the same.
     """
 
     was_killed: bool = False
+    was_lost: bool = False
 
 
 class CompileError(DispatchError):
@@ -89,7 +91,13 @@ class NumericError(DispatchError):
 
 
 class CacheError(DispatchError):
-    """An engine in the store is damaged."""
+    """An engine in the store is damaged.
+
+    Attributes:
+        concerns_store: The disk is full or cannot be written: no other vendor would fare better.
+    """
+
+    concerns_store: bool = False
 
 
 class RunError(DispatchError):

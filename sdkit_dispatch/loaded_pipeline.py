@@ -23,7 +23,7 @@ from .component_build import (
 from .contract import Arrays, GenerateRequest, Plan, Report, record_to_json
 from .diffusion.request_values import check_request
 from .diffusion.shapes import count_token_chunks
-from .errors import ConfigError, DispatchError, RunError, WorkerError
+from .errors import ConfigError, DispatchError, WorkerError
 from .pipeline_files import Pipeline
 from .whole_file import write_whole
 from .workers import Workers
@@ -183,9 +183,8 @@ class LoadedPipeline:
         self.plans = [built.plan, *self.plans[len(built.steps) + 1 :]]
 
     def _remember(self, want: Wanted, built: BuildResult, error: DispatchError) -> None:
-        # Not NumericError: a request can overflow a sound engine, with a guidance of 1000, say.
-        is_lasting = isinstance(error, WorkerError | RunError)
-        if is_lasting and not getattr(error, "was_killed", False):
+        # Nothing else: a request can overflow a sound engine, and a config can be wrong.
+        if isinstance(error, WorkerError) and error.was_lost:
             spec = self.workers.specs[built.plan.vendor]
             request = build_request(built.plan, spec, want, "unet")
             self.builder.tools.failures.remember(request, built.plan.device, error)

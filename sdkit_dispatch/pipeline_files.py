@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import stat
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .contract import SCHEMA_VERSION
 from .errors import PipelineError
+from .pipeline_config import check_configs
 from .whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -115,9 +117,12 @@ def read_pipeline(folder: Path, *, memo: Path | None = None) -> Pipeline:
     Raises:
         PipelineError: Something is missing, broken, or points outside the folder; says what.
     """
-    folder = Path(os.path.abspath(folder))
-    if not folder.is_dir():
-        is_file = folder.is_file()
+    try:
+        folder = Path(os.path.abspath(folder))
+        is_folder, is_file = folder.is_dir(), folder.is_file()
+    except OSError as error:  # a name that is too long, or a current folder that is gone
+        raise PipelineError(f"'{folder}' cannot be read: {error.strerror or error}") from error
+    if not is_folder:
         raise PipelineError(
             f"'{folder}' is {'a file' if is_file else 'not there'}; a pipeline folder was expected",
             "give the folder that holds model_index.json",
@@ -139,6 +144,7 @@ def read_pipeline(folder: Path, *, memo: Path | None = None) -> Pipeline:
             continue
         components[name] = _read_component(name, onnx_file, memo)
         configs[name] = _read_json(folder / name / "config.json")
+    check_configs(folder, configs)
     tokenizers = {name: folder / name for name in TOKENIZERS[family]}
     for name, place in tokenizers.items():
         if not ((place / "tokenizer.json").is_file() or (place / "vocab.json").is_file()):
@@ -208,9 +214,13 @@ def _scheduler_file(folder: Path) -> Path:
 
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise PipelineError(f"'{path}' has {path.stat().st_size} bytes; that is no config file")
-        data = json.loads(path.read_text(encoding="utf-8"))
+        mode = path.stat()
+        if not stat.S_ISREG(mode.st_mode):
+            raise PipelineError(f"'{path}' is not a plain file")
+        if mode.st_size > MAX_JSON_BYTES:
+            raise PipelineError(f"'{path}' has {mode.st_size} bytes; that is no config file")
+        # Some editors begin a file with a byte order mark.
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise PipelineError(
             f"'{path}' is missing", "export the pipeline again, or copy the file there"
@@ -238,7 +248,7 @@ def _read_component(name: str, path: Path, memo: Path | None) -> Component:
     digest = file_digest(path, memo=memo)
     note = None if memo is None else memo / "graphs" / f"{digest}.json"
     facts = _read_memo(note, [GRAPH_FACTS_REVISION])
-    if not isinstance(facts, dict):
+    if not isinstance(facts, dict) or set(facts) != {"inputs", "outputs", "external", "dtype"}:
         facts = _graph_facts(path)
         _write_memo(note, [GRAPH_FACTS_REVISION], facts)
     external = tuple(_checked_external(path, location) for location in facts["external"])
@@ -260,8 +270,13 @@ def _tensors(rows: list[Any]) -> tuple[GraphTensor, ...]:  # Any: rows of JSON d
 def _checked_external(graph: Path, location: str) -> Path:
     """Returns the external data file, which must really lie inside the folder of the graph."""
     path = graph.parent / location
-    base, real = graph.parent.resolve(), path.resolve()
-    if not location or Path(location).is_absolute() or not real.is_relative_to(base):
+    try:
+        base, real = graph.parent.resolve(), path.resolve()
+        is_inside = bool(location) and not Path(location).is_absolute()
+        is_inside = is_inside and real.is_relative_to(base)
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, a loop of links
+        raise PipelineError(f"'{graph}' has external data at {location[:80]!r}: {error}") from error
+    if not is_inside:
         raise PipelineError(
             f"'{graph}' has external data at '{location}', outside its folder",
             "copy the data file beside the graph and export again; links out are not followed",
@@ -290,11 +305,15 @@ def _graph_facts(path: Path) -> dict[str, Any]:
         ) from error
     if not model.graph.node:
         raise PipelineError(f"'{path}' holds an ONNX graph without nodes")
+    names = [value.name for value in (*model.graph.input, *model.graph.output)]
+    locations = external_locations(model)
+    if not all(isinstance(text, str) for text in (*names, *locations)):
+        raise PipelineError(f"'{path}' holds names that are no text", "export the pipeline again")
     return {
         "inputs": [_tensor_row(path, value) for value in free_inputs(model.graph)],
         "outputs": [_tensor_row(path, value) for value in model.graph.output],
         "dtype": _weights_dtype(model.graph),
-        "external": external_locations(model),
+        "external": locations,
     }
 
 

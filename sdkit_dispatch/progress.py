@@ -21,8 +21,9 @@ class ProgressView:
 
     def __init__(self, *, stream: TextIO | None = None, is_quiet: bool = False) -> None:
         """Shows nothing if `is_quiet`."""
-        self._stream = stream or sys.stderr
-        self._is_quiet = is_quiet
+        # Python has no stderr where the caller closed it.
+        self._stream: TextIO | None = stream or sys.stderr
+        self._is_quiet = is_quiet or self._stream is None
         self._started_s = time.monotonic()
         self._phase = ""
         self._phase_started_s = self._shown_s = self._started_s
@@ -30,7 +31,7 @@ class ProgressView:
         self._task: rich.progress.TaskID | None = None
 
     def __enter__(self) -> Self:
-        if not self._is_quiet and self._stream.isatty():
+        if not self._is_quiet and self._stream is not None and self._stream.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
             from rich.progress import Progress as RichProgress

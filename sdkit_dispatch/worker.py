@@ -32,6 +32,7 @@ from .contract import (
     Device,
     Engine,
     GenerateRequest,
+    Plan,
     Progress,
     Rejection,
     Session,
@@ -232,11 +233,15 @@ class Desk:
             )
         if isinstance(answer, Rejection):
             return {"rejection": record_to_json(answer)}, {}
+        if not isinstance(answer, str):
+            raise TypeError(f"probe() returned {answer!r}, which is no text and no Rejection")
         return {"runtime": answer}, {}
 
     def _plan(self, params: Params, arrays: Mapping[str, Any], report: Any) -> Reply:
         device = record_from_json(Device, params["device"])
         answer = self.adapter.plan(device, params["precision"], params["options"])
+        if not isinstance(answer, Plan | Rejection):
+            raise TypeError(f"plan() returned {answer!r}, which is no Plan and no Rejection")
         kind = "rejection" if isinstance(answer, Rejection) else "plan"
         return {kind: record_to_json(answer)}, {}
 

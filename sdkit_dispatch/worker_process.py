@@ -273,7 +273,9 @@ class WorkerProcess:
 
     def _stopped(self, why: str) -> WorkerError:
         self.kill()
-        return self._error(f"the {self.spec.name} worker was stopped: {why}")
+        error = self._error(f"the {self.spec.name} worker was stopped: {why}")
+        error.was_lost = True
+        return error
 
     def _cancel(self, number: int) -> None:
         """Asks the worker to stop; kills it if it does not answer within the grace time."""
@@ -292,6 +294,7 @@ class WorkerProcess:
         cause = f"signal {-code}" if code < 0 else f"exit code {code}"
         error = self._error(f"the {self.spec.name} worker died in '{method}' ({cause})")
         error.was_killed = -code in OUTSIDE_SIGNALS
+        error.was_lost = not error.was_killed
         return error
 
     def _error(self, message: str) -> WorkerError:

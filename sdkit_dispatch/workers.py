@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -126,7 +127,8 @@ class Workers:
             )
         if isinstance(plan, Rejection):
             return plan
-        plan = replace(plan, runtime=runtime)
+        # It is this vendor on this device, whatever the adapter wrote.
+        plan = replace(plan, runtime=runtime, vendor=spec.name, device=device)
         _write_note(note, question, plan)
         return plan
 
@@ -171,7 +173,10 @@ def worker_settings(
     timeouts_s = dict(config.timeouts_s)
     if limit_s is not None:
         timeouts_s = {method: min(limit_s, value) for method, value in timeouts_s.items()}
-    return WorkerSettings(threads=config.threads, scratch=scratch, timeouts_s=timeouts_s)
+    threads = config.threads
+    if threads is not None:  # more than there are processors only get in each other's way
+        threads = min(threads, os.cpu_count() or 1)
+    return WorkerSettings(threads=threads, scratch=scratch, timeouts_s=timeouts_s)
 
 
 def processor_features() -> str:

@@ -25,18 +25,25 @@ def check_request(request: GenerateRequest) -> None:
         ("width", request.width_px, 8, MAX_SIDE_PX),
         ("height", request.height_px, 8, MAX_SIDE_PX),
     ):
-        if not low <= value <= high:
-            raise ConfigError(f"{name} is {value}; it may be {low} to {high}", f"change --{name}")
-    if not (math.isfinite(request.guidance) and 0 <= request.guidance <= MAX_GUIDANCE):
+        if type(value) is not int or not low <= value <= high:
+            wanted = f"a whole number from {low} to {high}"
+            raise ConfigError(f"{name} is {value!r}; it may be {wanted}", f"change --{name}")
+    guidance = request.guidance
+    is_number = type(guidance) in (int, float) and math.isfinite(guidance)
+    if not (is_number and 0 <= guidance <= MAX_GUIDANCE):
         raise ConfigError(
-            f"guidance is {request.guidance}; it may be 0 to {MAX_GUIDANCE:g}", "change --guidance"
+            f"guidance is {guidance!r}; it may be 0 to {MAX_GUIDANCE:g}", "change --guidance"
         )
     if request.scheduler not in SCHEDULERS:
         raise ConfigError(
             f"the scheduler '{request.scheduler}' is unknown; there are {', '.join(SCHEDULERS)}",
             "change --scheduler",
         )
+    if type(request.seed) is not int:
+        raise ConfigError(f"seed is {request.seed!r}, not a whole number", "change --seed")
     for name, text in (("prompt", request.prompt), ("negative", request.negative_prompt)):
+        if not isinstance(text, str):
+            raise ConfigError(f"the {name} prompt is {text!r}, not a text")
         try:
             text.encode()
         except UnicodeEncodeError as error:

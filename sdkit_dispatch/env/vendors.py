@@ -10,7 +10,12 @@ from importlib.metadata import Distribution, EntryPoint, distributions, entry_po
 from pathlib import Path
 from typing import Any
 
-from sdkit_dispatch.contract import Rejection, VendorSpec
+from sdkit_dispatch.contract import (
+    Rejection,
+    VendorSpec,
+    record_from_json,
+    record_to_json,
+)
 
 GROUP = "sdkit_dispatch.vendors"
 OWN_NAME = "sdkit-dispatch"
@@ -158,6 +163,10 @@ def _problem(name: str, spec: object) -> str:
         return f"its name is not like {_NAME.pattern}"
     if not isinstance(spec, VendorSpec):
         return f"its entry point is a {type(spec).__name__}, not a VendorSpec"
+    try:
+        record_from_json(VendorSpec, record_to_json(spec))
+    except (TypeError, ValueError) as error:
+        return f"its spec is wrong: {error}"
     if spec.name != name:
         return f"its spec is named {spec.name!r}"
     return ""

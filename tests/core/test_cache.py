@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from sdkit_dispatch import cache
 from sdkit_dispatch.cache import MANIFEST, EngineStore, Verdict, explain, new_manifest
 from sdkit_dispatch.contract import SCHEMA_VERSION, BuildRequest
 from sdkit_dispatch.errors import CacheError
@@ -158,18 +160,27 @@ def replace_by_link(folder: Path) -> None:
     (folder / "engine.bin").symlink_to(folder.parent / "elsewhere")
 
 
-def edit_manifest(**changes):
+def edit_manifest(*, is_resealed: bool = True, **changes):
+    """Changes fields; with its seal made anew, so that each check is tried by itself."""
+
     def edit(folder: Path) -> None:
-        data = json.loads((folder / MANIFEST).read_text())
+        document = json.loads((folder / MANIFEST).read_text())
         for path, value in changes.items():
             *parents, last = path.split("__")
-            place = data
+            place = document["manifest"]
             for parent in parents:
                 place = place[parent]
             place[last] = value
-        (folder / MANIFEST).write_text(json.dumps(data))
+        if is_resealed:
+            document["sha256"] = cache._seal(document["manifest"])
+        (folder / MANIFEST).write_text(json.dumps(document))
 
     return edit
+
+
+def replace_by_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("a file where the folder should be")
 
 
 DAMAGES = {
@@ -189,6 +200,12 @@ DAMAGES = {
     "manifest of another schema": edit_manifest(schema=SCHEMA_VERSION + 1),
     "manifest of another request": edit_manifest(request__runtime="null 2"),
     "manifest of another key": edit_manifest(key="0" * 64),
+    "manifest edited": edit_manifest(is_resealed=False, build_s=1.0),
+    "manifest of a failed engine": edit_manifest(verdict__status="failed"),
+    "manifest without its seal": lambda folder: (folder / MANIFEST).write_text(
+        json.dumps(json.loads((folder / MANIFEST).read_text())["manifest"])
+    ),
+    "a file in place of the folder": replace_by_file,
     "manifest names a path outside": edit_manifest(
         files={"../../../etc/passwd": {"size_bytes": 1, "sha256": ""}}
     ),

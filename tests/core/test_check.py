@@ -127,6 +127,8 @@ def test_a_reference_that_is_not_finite_passes_nothing():
 
 def test_without_any_case_nothing_is_called_passed():
     assert judge([], [], LIMITS["fp32"], reference="").status == "unchecked"
+    silent = [Case(feeds={}, outputs={})]
+    assert judge(silent, [{}], LIMITS["fp32"], reference="").status == "unchecked"
 
 
 def test_a_recording_survives_the_disk(tmp_path):
@@ -145,9 +147,7 @@ def test_a_damaged_recording_is_none(tmp_path, position):
     content = bytearray(path.read_bytes())
     content[position] ^= 0xFF
     path.write_bytes(content)
-    loaded = load_recording(path)
-    if loaded is not None:  # the flipped byte was in a field that zip ignores
-        np.testing.assert_array_equal(loaded.cases["unet"][0].outputs["y"], EXPECTED)
+    assert load_recording(path) is None
 
 
 def test_a_truncated_recording_is_none(tmp_path):

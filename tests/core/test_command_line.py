@@ -1,0 +1,133 @@
+"""What the program does at its edges: closed streams, full devices, odd folders, Ctrl-C."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from toy_pipeline import make_toy_pipeline
+
+COMMAND = [sys.executable, "-m", "sdkit_dispatch"]
+POSIX = pytest.mark.skipif(os.name == "nt", reason="a POSIX shell closes the streams")
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory):
+    return make_toy_pipeline(tmp_path_factory.mktemp("toy") / "pipeline")
+
+
+def run(*arguments: object, **settings) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, **settings
+    )
+
+
+def build(pipeline: Path) -> list[str]:
+    return ["build", str(pipeline), "--vendor", "null", "--no-check", "-q"]
+
+
+@POSIX
+@pytest.mark.parametrize(
+    ("streams", "code"), [("<&-", 0), ("2>&-", 0), (">&-", 0), ("> /dev/full", 4)]
+)
+def test_closed_and_full_streams_are_no_bugs(pipeline, streams, code):
+    if "/dev/full" in streams and not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    script = '"$0" "$@" ' + streams
+    command = ["sh", "-c", script, *COMMAND, *build(pipeline)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert "bug" not in done.stderr
+
+
+@POSIX
+def test_a_reader_that_stops_reading_is_no_bug():
+    script = '"$0" "$@"; echo "code $?" >&2'
+    command = ["sh", "-c", f"({script}) | true", *COMMAND, "plan", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.split()[-1] in ("0", "141")
+
+
+def test_a_terminal_that_cannot_show_a_path_is_no_bug(pipeline, tmp_path):
+    done = run(
+        *("generate", "a fox", "-p", pipeline, "--vendor", "null", "--no-check", "--steps", 1),
+        *("-q", "-o", tmp_path / "картина.png"),
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "картина.png").is_file()
+
+
+@pytest.mark.parametrize("home", ["a file", "below a file"])
+def test_a_home_that_is_no_folder_is_named_once(pipeline, tmp_path, home):
+    (tmp_path / "file").write_text("x")
+    place = tmp_path / "file" if home == "a file" else tmp_path / "file" / "home"
+    done = run("--home", place, *build(pipeline))
+    assert done.returncode in (2, 4), done.stderr
+    assert str(place) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("error:") == 1
+
+
+@pytest.mark.parametrize("name", ["~nosuch/x", "a" * 300, "no\nsuch"])
+def test_a_pipeline_path_that_cannot_exist_is_an_error_of_ours(name):
+    done = run("build", name)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@POSIX
+def test_a_pipe_in_place_of_a_file_does_not_hang(pipeline, tmp_path):
+    folder = make_toy_pipeline(tmp_path / "pipeline")
+    (folder / "unet" / "config.json").unlink()
+    os.mkfifo(folder / "unet" / "config.json")
+    done = run("build", folder, timeout=60)
+    assert done.returncode == 2
+    assert "not a plain file" in done.stderr
+
+
+def test_a_prompt_that_is_no_text_is_named(pipeline):
+    if os.name == "nt":
+        pytest.skip("Windows has no such arguments")
+    done = subprocess.run(
+        [*COMMAND, "generate", b"a\xffb", "-p", str(pipeline), "--vendor", "null"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "prompt" in done.stderr
+
+
+def test_a_vendor_that_is_misspelt_in_a_profile_is_named(pipeline, tmp_path):
+    profile = tmp_path / "mine.yaml"
+    profile.write_text("options: {openvion: {map_weights: true}}\n")
+    done = run(*build(pipeline), "--profile", profile)
+    assert done.returncode == 2
+    assert "openvino" in done.stderr
+
+
+@POSIX
+def test_ctrl_c_says_so_and_leaves_nothing(pipeline, tmp_path):
+    profile = tmp_path / "slow.yaml"
+    profile.write_text("options: {null: {fault: wait_for_cancel}}\n")
+    home = tmp_path / "home"
+    arguments = ["build", str(pipeline), "--vendor", "null", "--profile", str(profile)]
+    process = subprocess.Popen(
+        [*COMMAND, "--home", str(home), *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    for line in process.stderr:
+        if "compile text_encoder" in line:
+            break
+    os.killpg(process.pid, signal.SIGINT)
+    rest = process.stderr.read()
+    process.stderr.close()
+    assert process.wait() == 130
+    assert rest.endswith("cancelled; nothing half-built is left\n")
+    assert not list((home / "tmp").iterdir())
