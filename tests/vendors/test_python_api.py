@@ -14,11 +14,13 @@ from PIL import Image
 import sdkit_dispatch
 from judge import PROMPTS, fit_digit_reader, read_colour, read_digit
 from sdkit_dispatch import Choice, Dispatcher
+from sdkit_dispatch.config import Config
+from sdkit_ggml import SPEC as GGML
 
 PIPELINES = Path(__file__).parents[1] / "models" / "pipelines"
 TINY = sorted(path.parent.name for path in PIPELINES.glob("*/model_index.json"))
-VENDORS = ("cpu", "openvino")
-PACKAGES = {"cpu": "onnxruntime", "openvino": "openvino"}
+VENDORS = ("cpu", "openvino", "ggml")
+PACKAGES = {"cpu": "onnxruntime", "openvino": "openvino", "ggml": GGML.runtime_packages[-1]}
 AGREEMENT = 2e-4
 """Largest difference of denoised latents between two vendors, over the largest latent: fp32 sums
 in another order (1e-6 a step) through 4 steps; 2e-5 was seen."""
@@ -35,7 +37,8 @@ def needs(vendor: str) -> None:
 
 @pytest.fixture(scope="module")
 def dispatcher(tmp_path_factory):
-    with Dispatcher(home=tmp_path_factory.mktemp("home")) as running:
+    # One thread: on graphs this small, two mostly wait for each other.
+    with Dispatcher(home=tmp_path_factory.mktemp("home"), config=Config(threads=1)) as running:
         yield running
 
 
@@ -79,12 +82,13 @@ def test_vendors_agree_on(name, dispatcher):
         )
         for vendor in VENDORS
     }
-    one, other = (answers[vendor].latents for vendor in VENDORS)
+    one = answers["cpu"]
     limit = AGREEMENT_HALF if "fp16" in name else AGREEMENT
-    assert np.abs(one - other).max() <= limit * np.abs(one).max()
-    pictures = [answers[vendor].images.astype(int) for vendor in VENDORS]
-    assert np.abs(pictures[0] - pictures[1]).max() <= (16 if "fp16" in name else 1)
     for vendor in VENDORS:
+        other = answers[vendor]
+        assert np.abs(one.latents - other.latents).max() <= limit * np.abs(one.latents).max()
+        difference = np.abs(one.images.astype(int) - other.images.astype(int))
+        assert difference.max() <= (16 if "fp16" in name else 1)
         assert {part.manifest.verdict.status for part in answers[vendor].components} == {"passed"}
 
 
@@ -183,8 +187,11 @@ def test_quick_benchmark_prints_a_ratio_for_every_vendor(tmp_path):
     rows = json.loads(done.stdout)["rows"]
     assert {row["vendor"] for row in rows} >= {"cpu"}
     for row in rows:
-        assert row["failure"] == ""
-        assert row["ratio"] > 0
+        if row["vendor"] == "ggml":  # it is all ours: there is no bare runtime of it
+            assert "bare" in row["failure"]
+        else:
+            assert row["failure"] == ""
+            assert row["ratio"] > 0
 
 
 def test_a_vendor_that_is_not_installed_is_an_error_with_the_command_that_installs_it(tmp_path):

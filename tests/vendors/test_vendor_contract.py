@@ -26,6 +26,7 @@ from sdkit_dispatch.errors import (
     RunError,
     UnsupportedOpError,
 )
+from sdkit_ggml import SPEC as GGML
 from sdkit_null import SPEC as NULL
 from sdkit_onnxruntime import CPU as ONNXRUNTIME
 from sdkit_openvino import SPEC as OPENVINO
@@ -44,8 +45,8 @@ from vendor_harness import (
     with_external_weights,
 )
 
-SPECS = (NULL, ONNXRUNTIME, OPENVINO)
-WITH_RUNTIME = (ONNXRUNTIME, OPENVINO)
+SPECS = (NULL, ONNXRUNTIME, OPENVINO, GGML)
+WITH_RUNTIME = (ONNXRUNTIME, OPENVINO, GGML)
 FLOAT_TOLERANCE = 2e-5
 """Largest difference of two fp32 evaluations of the sample, whose outputs are of the order of 1;
 1e-6 to 4e-6 was measured, by another order of summation."""
@@ -81,6 +82,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Builds:
 @pytest.mark.parametrize(
     "module",
     [
+        "sdkit_ggml",
         "sdkit_null",
         "sdkit_onnxruntime",
         "sdkit_openvino",
@@ -100,7 +102,7 @@ def test_probe_names_the_runtime_and_its_version(spec: VendorSpec) -> None:
     answer = adapter_of(spec).probe(CPU)
     assert isinstance(answer, str)
     name, _, version = answer.partition(" ")
-    assert name in ("null", "onnxruntime", "openvino")
+    assert name in ("null", "onnxruntime", "openvino", "ggml")
     assert version[0].isdigit()
 
 
@@ -118,7 +120,7 @@ def test_probe_and_plan_say_no_with_a_reason(spec: VendorSpec, device: Device) -
 
 @every_runtime
 def test_a_precision_that_the_processor_does_not_compute_in_is_rejected(spec: VendorSpec) -> None:
-    answer = adapter_of(spec).plan(CPU, "q4_0", {})
+    answer = adapter_of(spec).plan(CPU, "int8", {})
     assert isinstance(answer, Rejection)
     assert answer.code == "precision"
     assert "fp32" in answer.reason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
+import importlib.metadata
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -60,7 +60,9 @@ def adapter_of(spec: VendorSpec) -> Vendor:
     """Returns an adapter as a worker makes it; skips the test without the vendor's runtime."""
     for package in spec.runtime_packages:
         # Not importorskip: importing openvino before its adapter does sends telemetry.
-        if importlib.util.find_spec(package) is None:
+        try:
+            importlib.metadata.distribution(package)
+        except importlib.metadata.PackageNotFoundError:
             pytest.skip(f"{package}, the runtime of {spec.name}, is not installed")
     module, _, name = spec.adapter.partition(":")
     adapter: Vendor = getattr(importlib.import_module(module), name)()
