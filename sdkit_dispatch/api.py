@@ -139,15 +139,18 @@ class Dispatcher:
 
     def vendor_states(self) -> list[VendorState]:
         """Returns what `vendors list` says: a vendor that serves no device here is unsupported."""
-        specs = list(self.specs.values())
-        refused = unsupported_vendors(self.devices, host(), specs)
-        states = [state(spec, home=self.home) for spec in specs]
+        refused = self.unsupported()
+        states = [state(spec, home=self.home) for spec in self.specs.values()]
         return [
             replace(one, state="unsupported", message=refused[one.vendor].reason, action="")
             if one.vendor in refused and one.state != "installed"
             else one
             for one in states
         ]
+
+    def unsupported(self) -> dict[str, Rejection]:
+        """Returns the vendors that serve no device here, and the nearest reason."""
+        return unsupported_vendors(self.devices, host(), list(self.specs.values()))
 
     def _states(self) -> dict[str, str | Rejection]:
         """Returns vendor -> "ready", "installable", or why no environment can serve it."""

@@ -48,7 +48,10 @@ def vendors_install(
     reinstall: Annotated[
         bool, typer.Option("--reinstall", help="Make it even if there is a good one.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", "-y", help="Do not ask, on a terminal; elsewhere it never asks."),
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Make a vendor's environment; says first what it downloads and how big that is."""

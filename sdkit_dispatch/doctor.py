@@ -67,6 +67,7 @@ def examine(
     if vendor is not None:
         check_vendor(vendor, list(dispatcher.specs))
     devices = select_devices(dispatcher.devices, gpu)
+    refused = dispatcher.unsupported()
     findings = []
     model = small_model()
     for spec in dispatcher.specs.values():
@@ -74,13 +75,14 @@ def examine(
             continue  # without a rank it is a tool for tests and experiments
         environment = dispatcher.workers.environment(spec)
         if isinstance(environment, Rejection):
+            why = refused.get(spec.name, environment)  # what would not serve need not be installed
             findings.append(
                 Finding(
                     vendor=spec.name,
                     device="any",
                     status="skipped",
-                    message=environment.reason,
-                    hint=environment.hint,
+                    message=why.reason,
+                    hint=why.hint,
                 )
             )
             continue

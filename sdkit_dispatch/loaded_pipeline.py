@@ -233,6 +233,8 @@ def require_writable(path: Path) -> None:
     Raises:
         ConfigError: Says why.
     """
+    if path.suffix.lower() != ".png":
+        raise ConfigError(f"'{path}' does not end in .png, and PNG is what is written")
     if path.is_dir():
         raise ConfigError(f"'{path}' is a folder; give a file, such as '{path / 'image.png'}'")
     try:

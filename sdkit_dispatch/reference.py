@@ -31,7 +31,7 @@ from .contract import (
     Shapes,
     record_to_json,
 )
-from .errors import DispatchError
+from .errors import DispatchError, WorkerError
 from .pipeline_files import Pipeline
 from .worker_client import WorkerClient
 from .workers import Workers
@@ -66,6 +66,9 @@ class Reference:
         """Returns what the components must compute for these shapes.
 
         None if the reference cannot be had; `missing` says why, and engines stay unchecked.
+
+        Raises:
+            WorkerError: The reference's worker was killed from outside.
         """
         spec = self._workers.specs.get(VENDOR)
         if spec is None:
@@ -96,6 +99,8 @@ class Reference:
                     _save(path, found)
                 return found
         except (DispatchError, OSError) as error:
+            if isinstance(error, WorkerError) and error.was_killed:
+                raise  # from outside: it says nothing of the reference
             self.missing = f"the reference could not be made: {error}"
             return None
 

@@ -305,7 +305,10 @@ class Desk:
         asked = json.dumps([params["onnx"], params["shapes"], params["device"]], sort_keys=True)
         if asked not in self._bare:
             package = self._adapter_path.partition(":")[0].rpartition(".")[0]
-            module = importlib.import_module(f"{package}.bare")
+            try:
+                module = importlib.import_module(f"{package}.bare")
+            except ModuleNotFoundError as error:
+                raise RunError(f"{package} has no module `bare` to measure against") from error
             self._bare[asked] = module.BareSession(
                 Path(params["onnx"]),
                 {name: tuple(shape) for name, shape in params["shapes"].items()},

@@ -422,6 +422,28 @@ def test_the_whole_caller_killed_in_a_build_leaves_a_store_that_works(tmp_path, 
     assert bench.leftovers() == []
 
 
+def test_a_killed_reference_is_an_error_and_not_an_unchecked_engine(bench, pipeline):
+    shutil.rmtree(bench.store.home / "references")
+    started = []
+    real = bench.workers.fresh
+
+    def fresh(spec, **settings):
+        started.append(real(spec, **settings))
+        return started[-1]
+
+    def kill(progress: Progress) -> None:
+        if progress.phase == "reference: denoise":
+            os.kill(started[-1].pid, signal.SIGKILL)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench.workers, "fresh", fresh)
+        with pytest.raises(WorkerError, match="signal 9"):
+            bench.builder().build(bench.want(pipeline), [bench.plan()], kill)
+    assert list(bench.store.entries()) == []
+    built = bench.builder().build(bench.want(pipeline), [bench.plan()], no_report)
+    assert {part.manifest.verdict.status for part in built.components} == {"passed"}
+
+
 def test_a_damaged_recording_is_made_again(bench, pipeline):
     bench.builder().build(bench.want(pipeline), [bench.plan()], no_report)
     (recording,) = (bench.store.home / "references").rglob("*.npz")

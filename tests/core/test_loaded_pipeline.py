@@ -153,8 +153,11 @@ def test_a_batch_is_saved_as_numbered_files_with_their_facts(dispatcher, pipelin
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_anything_is_computed(tmp_path):
+    (tmp_path / "folder.png").mkdir()
     with pytest.raises(ConfigError, match="is a folder"):
-        require_writable(tmp_path)
+        require_writable(tmp_path / "folder.png")
+    with pytest.raises(ConfigError, match=r"\.png"):
+        require_writable(tmp_path / "x.jpg")
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="cannot be written"):
         require_writable(tmp_path / "file" / "x.png")
