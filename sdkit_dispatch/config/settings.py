@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,10 @@ from sdkit_dispatch.config.strict_yaml import nearest, read_yaml, scalar_from_te
 from sdkit_dispatch.errors import ConfigError
 
 VARIABLE_PREFIX = "SDKIT_DISPATCH_"
+OTHER_VARIABLES = ("HOME", "GPU", "ARCH", "TEST_NETWORK")
+"""Variables with our prefix that are no settings: folders.py, detect/README.md, the tests."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +116,12 @@ def load_config(
         if environ.get(variable, "").strip():
             values[key] = _from_outside(variable, key, scalar_from_text(environ[variable].strip()))
             sources[key] = variable
+
+    known = {key.upper() for key in CONFIG_FIELDS}.union(OTHER_VARIABLES)
+    for variable in sorted(environ):
+        name = variable.removeprefix(VARIABLE_PREFIX)
+        if name != variable and name not in known:
+            log.warning("the variable %s is none of ours: %s", variable, nearest(name, known))
 
     for key, value in (flags or {}).items():
         flag = "--" + key.replace("_", "-")

@@ -262,3 +262,11 @@ def test_home_folder_is_the_variable_or_a_folder_of_the_user(tmp_path: Path) -> 
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="which is not a folder"):
         home_folder({"SDKIT_DISPATCH_HOME": str(tmp_path / "file")})
+
+
+def test_a_misspelt_variable_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    environ = {"SDKIT_DISPATCH_TREADS": "2", "SDKIT_DISPATCH_GPU": "cpu", "OTHER": "x"}
+    assert load_config(home=tmp_path, environ=environ).threads is None
+    (record,) = caplog.records
+    assert "SDKIT_DISPATCH_TREADS" in record.getMessage()
+    assert "THREADS" in record.getMessage()
