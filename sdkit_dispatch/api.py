@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from .build import Builder, BuildResult
 from .cache import EngineStore, Explanation, explain
-from .component_build import BuildTools, ComponentBuilder, wanted
+from .component_build import BuildTools, ComponentBuilder, Wanted, wanted
 from .config import Config, home_folder, load_config, load_profile
 from .contract import (
     Device,
@@ -118,13 +118,14 @@ class Dispatcher:
         """
         choice = choice or Choice()
         profile = load_profile(choice.profile or "default", home=self.home)
+        is_free = choice.gpu == "auto"
         for name in profile.options:
             check_vendor(name, list(self.specs))
         return make_plans(
             self.devices if devices is None else devices,
             host(),
             list(self.specs.values()),
-            gpu=gpu_choice(os.environ) if choice.gpu == "auto" else choice.gpu,
+            gpu=gpu_choice(os.environ) if is_free and devices is None else choice.gpu,
             vendor=choice.vendor,
             precision=choice.precision or profile.precision,
             options=profile.options,
@@ -189,11 +190,7 @@ class Dispatcher:
             DispatchError: What every way down the ladder said.
         """
         choice = sample_choice(pipeline, choice or Choice())
-        read = self.read(pipeline)
-        request = self.request(
-            read, choice, prompt="", width_px=width_px, height_px=height_px, batch=batch
-        )
-        want = wanted(read, request, token_chunks=1, memo=self.store.memo)
+        want = self._want(pipeline, choice, width_px, height_px, batch)
         return self.builder(choice).build(want, self._plans(choice), self.report)
 
     def build_for(
@@ -217,11 +214,7 @@ class Dispatcher:
         """
         choice = sample_choice(pipeline, choice or Choice())
         devices = [absent_device(arch) for arch in archs]
-        read = self.read(pipeline)
-        request = self.request(
-            read, choice, prompt="", width_px=width_px, height_px=height_px, batch=batch
-        )
-        want = wanted(read, request, token_chunks=1, memo=self.store.memo)
+        want = self._want(pipeline, choice, width_px, height_px, batch)
         plans = [self._plans(replace(choice, gpu="auto"), devices=[one]) for one in devices]
         builder = self.builder(choice)
         return [builder.build(want, ladder, self.report) for ladder in plans]
@@ -241,11 +234,7 @@ class Dispatcher:
             NoVendorError: No vendor serves; lists every reason.
         """
         choice = sample_choice(pipeline, choice or Choice())
-        read = self.read(pipeline)
-        request = self.request(
-            read, choice, prompt="", width_px=width_px, height_px=height_px, batch=batch
-        )
-        want = wanted(read, request, token_chunks=1, memo=self.store.memo)
+        want = self._want(pipeline, choice, width_px, height_px, batch)
         plan = self._plans(choice)[0]
         with ComponentBuilder(self.builder(choice).tools, want, plan, self.report) as bench:
             requests = [bench.current_request(name) for name in want.shapes]
@@ -330,6 +319,21 @@ class Dispatcher:
             batch=_first(batch, profile.batch, 1),
             scheduler=_first(scheduler, profile.scheduler, DEFAULT_SCHEDULER),
         )
+
+    def _want(
+        self,
+        pipeline: str | Path,
+        choice: Choice,
+        width_px: int | None,
+        height_px: int | None,
+        batch: int | None,
+    ) -> Wanted:
+        """Returns what must be built for prompts of one chunk at this size."""
+        read = self.read(pipeline)
+        request = self.request(
+            read, choice, prompt="", width_px=width_px, height_px=height_px, batch=batch
+        )
+        return wanted(read, request, token_chunks=1, memo=self.store.memo)
 
     def _plans(
         self, choice: Choice, *, devices: Sequence[Device] | None = None

@@ -18,8 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Self, cast
+from typing import Any, BinaryIO, cast
 
 from .contract import (
     Arrays,
@@ -88,7 +87,7 @@ class Answer:
 
 
 class WorkerProcess:
-    """A running worker of one vendor. Use it as a context manager, from one thread at a time."""
+    """A running worker of one vendor. Use it from one thread at a time, and close it."""
 
     def __init__(
         self,
@@ -318,17 +317,6 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def lent_packages(spec: VendorSpec) -> dict[str, str]:
