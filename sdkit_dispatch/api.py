@@ -28,6 +28,7 @@ from .contract import (
 from .detect import detect, host
 from .detect.absent import absent_device
 from .detect.choice import gpu_choice
+from .diffusion.request_values import check_request
 from .diffusion.shapes import vae_factor
 from .env import InstallPlan, VendorState, find_vendors, install, plan_install, state
 from .errors import NoVendorError, PipelineError, VendorEnvError
@@ -305,10 +306,14 @@ class Dispatcher:
         batch: int | None = None,
         scheduler: str | None = None,
     ) -> GenerateRequest:
-        """Returns a request; what is not given comes from the profile, then from the pipeline."""
+        """Returns a request; what is not given comes from the profile, then from the pipeline.
+
+        Raises:
+            ConfigError: A value is out of range.
+        """
         profile = load_profile(choice.profile or "default", home=self.home)
         side_px = _own_side_px(pipeline)
-        return GenerateRequest(
+        request = GenerateRequest(
             prompt=prompt,
             negative_prompt=negative_prompt,
             width_px=_first(width_px, profile.width_px, side_px),
@@ -319,6 +324,8 @@ class Dispatcher:
             batch=_first(batch, profile.batch, 1),
             scheduler=_first(scheduler, profile.scheduler, DEFAULT_SCHEDULER),
         )
+        check_request(request)
+        return request
 
     def _want(
         self,

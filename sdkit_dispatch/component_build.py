@@ -27,7 +27,6 @@ from .contract import (
     Shapes,
     VendorSpec,
 )
-from .diffusion.request_values import check_request
 from .diffusion.shapes import component_shapes
 from .errors import (
     CacheError,
@@ -103,10 +102,9 @@ def wanted(
     """Returns what must be built so that `request` can run.
 
     Raises:
-        ConfigError: A value is out of range, or the size does not divide.
+        ConfigError: The size does not divide.
         PipelineError: A file cannot be read, or a graph is fixed at another shape.
     """
-    check_request(request)
     shapes = component_shapes(pipeline, request, token_chunks=token_chunks)
     digests = {name: component_digests(pipeline.components[name], memo=memo) for name in shapes}
     return Wanted(

@@ -21,7 +21,6 @@ from .component_build import (
     wanted,
 )
 from .contract import Arrays, GenerateRequest, Plan, Report, record_to_json
-from .diffusion.request_values import check_request
 from .diffusion.shapes import count_token_chunks
 from .errors import ConfigError, DispatchError, WorkerError
 from .pipeline_files import Pipeline
@@ -153,7 +152,6 @@ class LoadedPipeline:
             DispatchError: What every way down the ladder said.
         """
         request = self.make_request(prompt=prompt, **values)
-        check_request(request)
         want = wanted(
             self.pipeline,
             request,
