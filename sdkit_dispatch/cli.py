@@ -16,6 +16,7 @@ from .cli_options import (
     Batch,
     Check,
     EnvChoice,
+    Force,
     Gpu,
     Height,
     Install,
@@ -102,13 +103,15 @@ def plan(
     vendor: VendorName = None,
     precision: PrecisionName = None,
     profile: ProfileName = None,
+    force: Force = False,
     install: Install = None,
     env: EnvChoice = None,
     as_json: Json = False,
 ) -> None:
     """Show which vendor would run where, and why the others would not."""
     with dispatcher_of(context, install=install, env=env, is_quiet=as_json) as dispatcher:
-        report = dispatcher.plan_report(choice_of(gpu, vendor, precision, profile))
+        choice = choice_of(gpu, vendor, precision, profile, force=force)
+        report = dispatcher.plan_report(choice)
     if as_json:
         from .contract import record_to_json
 
@@ -157,12 +160,13 @@ def build(
     env: EnvChoice = None,
     check: Check = True,
     retry: Retry = False,
+    force: Force = False,
     strict: Strict = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Compile and check the engines of a pipeline."""
-    choice = choice_of(gpu, vendor, precision, profile, check=check, retry=retry)
+    choice = choice_of(gpu, vendor, precision, profile, check=check, retry=retry, force=force)
     with dispatcher_of(
         context, install=install, env=env, strict=strict, is_quiet=quiet or as_json
     ) as dispatcher:
@@ -221,6 +225,7 @@ def generate(
     env: EnvChoice = None,
     check: Check = True,
     retry: Retry = False,
+    force: Force = False,
     strict: Strict = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -228,7 +233,7 @@ def generate(
     """Make an image."""
     from .loaded_pipeline import require_writable
 
-    choice = choice_of(gpu, vendor, precision, profile, check=check, retry=retry)
+    choice = choice_of(gpu, vendor, precision, profile, check=check, retry=retry, force=force)
     require_writable(out)
     with dispatcher_of(
         context, install=install, env=env, strict=strict, is_quiet=quiet or as_json

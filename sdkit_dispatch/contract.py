@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -71,6 +71,15 @@ class Device:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RuntimeVariant:
+    """Another build of a vendor's runtime, as `VendorSpec` describes the usual one."""
+
+    extra: str
+    runtime_packages: tuple[str, ...]
+    conflicts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class VendorSpec:
     """What the core must know of a vendor before any of its code runs.
 
@@ -85,6 +94,9 @@ class VendorSpec:
         revision: Raised whenever the adapter compiles differently; part of an engine's key.
         runtime_packages: Distributions that hold the runtime; all must be installed.
         conflicts: Distributions that overwrite the runtime's files; none may be installed.
+        variant: Which build of the runtime the three above are: "cu13"; empty if there is one.
+        variants: The other builds, of which an environment can hold one instead: "cu12" -> ...
+        install_note: What a user must do or know before an installation; empty if nothing.
     """
 
     name: str
@@ -97,6 +109,26 @@ class VendorSpec:
     platforms: tuple[str, ...] = ()
     runtime_packages: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
+    variant: str = ""
+    variants: Mapping[str, RuntimeVariant] = field(default_factory=dict)
+    install_note: str = ""
+
+    def of_variant(self, name: str) -> VendorSpec:
+        """Returns this vendor with another build of its runtime.
+
+        Raises:
+            KeyError: There is no such build.
+        """
+        if name == self.variant:
+            return self
+        one = self.variants[name]
+        return replace(
+            self,
+            extra=one.extra,
+            runtime_packages=one.runtime_packages,
+            conflicts=one.conflicts,
+            variant=name,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
