@@ -329,13 +329,19 @@ def bench(
             )
 
 
-@app.command(epilog="Example: sdkit-dispatch doctor --report report.txt")
+@app.command(epilog="Example: sdkit-dispatch doctor --gpu gpu:0 --report report.txt")
 def doctor(
     context: typer.Context,
     gpu: Gpu = "auto",
     vendor: VendorName = None,
     report: Annotated[
         Path | None, typer.Option("--report", help="Write a text file for a bug report.")
+    ] = None,
+    draw: Annotated[
+        bool | None,
+        typer.Option(
+            "--draw/--no-draw", help="Also build the sample and draw; by default with --gpu."
+        ),
     ] = None,
     env: EnvChoice = None,
     as_json: Json = False,
@@ -351,7 +357,10 @@ def doctor(
         failures = list(Failures(home).all())
         findings: list[Finding] = []
         try:
-            findings = examine(dispatcher, gpu=gpu, vendor=vendor)
+            is_drawing = gpu != "auto" if draw is None else draw
+            findings = examine(
+                dispatcher, gpu=gpu, vendor=vendor, pipeline="sample" if is_drawing else None
+            )
         finally:  # a device that is not seen is what a report is most wanted for
             if report is not None:
                 report.write_text(bug_report(dispatcher, findings), encoding="utf-8")
