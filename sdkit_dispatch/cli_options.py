@@ -51,6 +51,9 @@ Retry = Annotated[bool, typer.Option("--retry", help="Try again what failed here
 Strict = Annotated[
     bool, typer.Option("--strict", help="Fail instead of taking another device or vendor.")
 ]
+RequireGpu = Annotated[
+    bool, typer.Option("--require-gpu", help="Fail instead of running on the CPU.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 
@@ -93,6 +96,7 @@ def choice_of(
     *,
     check: bool = True,
     retry: bool = False,
+    require_gpu: bool = False,
 ) -> Choice:
     """Returns what the options of a command chose.
 
@@ -116,6 +120,7 @@ def choice_of(
         profile=profile,
         must_check=check,
         may_retry=retry,
+        must_use_gpu=require_gpu,
     )
 
 
@@ -159,6 +164,11 @@ def print_unchecked(answer: Any) -> None:  # Any: GenerateAnswer, imported late
     """Says on stderr which engines made an image without having passed the numeric gate."""
     for component, reason in answer.unchecked.items():
         print(f"! the engine of {component} is unchecked: {reason}", file=sys.stderr)
+
+
+def print_not_stored() -> None:
+    """Says on stderr that the engines of this run are gone with it."""
+    print("! the engines are not kept: the store cannot be written", file=sys.stderr)
 
 
 def verdict_words(verdict: Any) -> str:  # Any: Verdict, imported late

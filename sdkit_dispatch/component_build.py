@@ -6,13 +6,14 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from . import graph
+from .build_slots import Occupant, build_slot
 from .cache import EngineStore, Manifest, StoredFile, Verdict, new_manifest
 from .check import SAFER, Recording, judge, limits_for, require_passed
 from .contract import (
@@ -37,13 +38,20 @@ from .errors import (
     WorkerError,
 )
 from .failures import Failures
+from .forecast import Forecast, forecast
 from .pipeline_files import Pipeline, component_digests
 from .reference import Reference
+from .store_cleaning import folder_bytes
+from .store_layout import store_error
+from .store_use import record_use
 from .worker_client import WorkerClient
 from .workers import Workers
 
 log = logging.getLogger(__name__)
 
+LEAST_ROOM_BYTES = 1 << 20
+"""With less than this a disk is full while a build is under way: a vendor that wanted to write a
+larger piece failed, and left what it had written."""
 REMEMBERED_ERRORS = (CompileError, NumericError, WorkerError, RunError)
 UNCHECKED = ("unchecked", "unchecked-target")
 
@@ -67,6 +75,7 @@ class ComponentBuild:
         is_hit: It was in the store: nothing was compiled.
         damage: What was wrong with the stored engine that this one replaced; usually empty.
         elapsed_s: Seconds that this took now; `manifest.build_s` is what building it took.
+        is_stored: False if it is gone with the process: the store cannot be written.
     """
 
     component: str
@@ -75,6 +84,7 @@ class ComponentBuild:
     is_hit: bool
     elapsed_s: float
     damage: str = ""
+    is_stored: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +95,9 @@ class BuildTools:
         must_check: False leaves engines unchecked, and their manifests say so.
         is_strict: A failure is an error: no other plan, and no safer precision.
         may_retry: What failed before is tried again.
+        parallel_builds: How many engines may be compiled on this host at a time.
+        quota_bytes: What the engines may take together; None for no limit.
+        must_use_gpu: The plans name GPUs only; when they failed, nothing serves.
     """
 
     store: EngineStore
@@ -94,6 +107,9 @@ class BuildTools:
     must_check: bool = True
     is_strict: bool = False
     may_retry: bool = False
+    parallel_builds: int = 1
+    quota_bytes: int | None = None
+    must_use_gpu: bool = False
 
 
 def wanted(
@@ -158,6 +174,28 @@ class ComponentBuilder:
     ) -> None:
         self._stack.close()
 
+    def preflight(self) -> Forecast | None:
+        """Says what will be built and what it takes; None if nothing need be built.
+
+        Raises:
+            CacheError: The disk is too small; with the sizes.
+        """
+        store, parts = self._tools.store, self._want.pipeline.components
+        found = forecast(
+            store,
+            self._spec,
+            [self.current_request(name) for name in self._want.shapes],
+            {name: part.weights_bytes for name, part in parts.items()},
+        )
+        if found is None:
+            return None
+        self._report(Progress(phase=str(found)))
+        if found.is_short_of_disk:
+            raise store_error(f"the disk of '{store.home}' is too full: {found}")
+        if found.is_short_of_memory:
+            log.warning("memory is short: %s", found)
+        return found
+
     def build(self, name: str) -> ComponentBuild:
         """Builds one component; at the next safer precision if the gate refuses it.
 
@@ -208,25 +246,30 @@ class ComponentBuilder:
         try:
             yield
         except REMEMBERED_ERRORS as error:
-            self._require_room(request)
             if not getattr(error, "was_killed", False):
                 failures.remember(request, device, error)
             raise
 
-    def _require_room(self, request: BuildRequest) -> None:
+    @contextmanager
+    def _naming_a_full_disk(self, request: BuildRequest, shop: Path) -> Iterator[None]:
         """Names a full disk, which vendors report in words of their own, or not at all.
 
         Raises:
             CacheError: With the sizes. It is no failure of the vendor, and is not remembered.
         """
-        home = self._tools.store.home
-        needed_bytes = self._want.pipeline.components[request.component].weights_bytes
-        free_bytes = shutil.disk_usage(home).free
-        if free_bytes < needed_bytes:
-            raise store_error(
-                f"the disk of '{home}' is full: building {request.component} needs about "
-                f"{needed_bytes / 1e6:.1f} MB, {free_bytes / 1e6:.1f} MB are free"
-            )
+        try:
+            yield
+        except REMEMBERED_ERRORS as error:
+            home = self._tools.store.home
+            needed_bytes = self._want.pipeline.components[request.component].weights_bytes
+            free_bytes = shutil.disk_usage(home).free
+            if free_bytes < max(LEAST_ROOM_BYTES, needed_bytes - folder_bytes(shop)):
+                raise store_error(
+                    f"the disk of '{home}' is full: building {request.component} needs about "
+                    f"{needed_bytes / 1e6:.1f} MB, {free_bytes / 1e6:.1f} MB are free: "
+                    f"{error.message}"
+                ) from error
+            raise
 
     def _engine(
         self, request: BuildRequest, device: Device, earlier: tuple[Verdict, ...]
@@ -253,6 +296,7 @@ class ComponentBuilder:
             is_hit=False,
             elapsed_s=time.monotonic() - started_s,
             damage=damage,
+            is_stored=not self._tools.store.is_temporary,
         )
 
     def _found(self, request: BuildRequest) -> tuple[tuple[Engine, Manifest] | None, str]:
@@ -263,15 +307,17 @@ class ComponentBuilder:
         except CacheError as error:
             return None, error.message
 
-    @staticmethod
-    def _hit(found: tuple[Engine, Manifest], started_s: float) -> ComponentBuild:
+    def _hit(self, found: tuple[Engine, Manifest], started_s: float) -> ComponentBuild:
         engine, manifest = found
+        store = self._tools.store
+        is_lost = store.is_temporary and Path(engine.folder).is_relative_to(store.home)
         return ComponentBuild(
             component=engine.request.component,
             engine=engine,
             manifest=manifest,
             is_hit=True,
             elapsed_s=time.monotonic() - started_s,
+            is_stored=not is_lost,
         )
 
     def _gated(self, found: tuple[Engine, Manifest], device: Device) -> tuple[Engine, Manifest]:
@@ -302,8 +348,12 @@ class ComponentBuilder:
     ) -> tuple[Engine, Manifest]:
         """Compiles, checks and publishes; the caller holds the key's lock."""
         store, onnx = self._tools.store, self._want.pipeline.components[request.component].onnx
-        started_s = time.monotonic()
-        with store.workshop(request.key) as shop:
+        with (
+            self._slot(request),
+            store.workshop(request.key) as shop,
+            self._naming_a_full_disk(request, shop),
+        ):
+            started_s = time.monotonic()
             out = shop / "engine"
             out.mkdir()
             self._report(Progress(phase=f"{request.vendor}: compile {request.component}"))
@@ -320,7 +370,22 @@ class ComponentBuilder:
                 earlier=earlier,
             )
             store.publish(out, manifest)
+        record_use(store.memo, request.key, onnx=onnx)
         return replace(engine, folder=str(store.folder(request.key))), manifest
+
+    def _slot(self, request: BuildRequest) -> AbstractContextManager[None]:
+        """Waits for the other builds of this host, and says for which."""
+
+        def wait(other: Occupant | None) -> None:
+            words = "" if other is None else f": {other}"
+            self._report(Progress(phase=f"wait for another build on this machine{words}"))
+
+        return build_slot(
+            self._tools.store.locks,
+            f"{request.component} for {request.vendor}",
+            count=self._tools.parallel_builds,
+            while_waiting=wait,
+        )
 
     def _checked(self, engine: Engine, device: Device) -> tuple[Verdict, Mapping[str, str]]:
         """Opens the engine in a fresh process and compares its outputs with the reference's."""
@@ -406,18 +471,3 @@ def _require_unchanged(folder: Path, files: Mapping[str, StoredFile]) -> None:
     }
     if changed:
         raise CacheError(f"the vendor changed the engine while it ran: '{min(changed)}'")
-
-
-def store_error(message: str) -> CacheError:
-    """Returns the error of a store that cannot be used, whatever the vendor."""
-    error = CacheError(message, "free space there, or choose another folder with --home")
-    error.concerns_store = True
-    return error
-
-
-def as_store_error(error: OSError, home: Path) -> CacheError:
-    """Names a disk that is full, read-only or gone."""
-    where = f" ('{error.filename}')" if error.filename else ""
-    return store_error(
-        f"the engine store in '{home}' cannot be used: {error.strerror or error}{where}"
-    )

@@ -85,6 +85,8 @@ class VendorSpec:
         revision: Raised whenever the adapter compiles differently; part of an engine's key.
         runtime_packages: Distributions that hold the runtime; all must be installed.
         conflicts: Distributions that overwrite the runtime's files; none may be installed.
+        disk_factor: Size of an engine over that of its graph and weights, roughly and at most.
+        memory_factor: Memory that compiling takes over that size, roughly.
     """
 
     name: str
@@ -97,6 +99,8 @@ class VendorSpec:
     platforms: tuple[str, ...] = ()
     runtime_packages: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
+    disk_factor: float = 1.1
+    memory_factor: float = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
