@@ -154,7 +154,7 @@ def cache_explain(
     env: EnvChoice = None,
     as_json: Json = False,
 ) -> None:
-    """Say of a pipeline's engines, or of a key, what is stored and what differs."""
+    """Say of a pipeline, or of a key, what is stored and differs."""
     from .contract import record_to_json
 
     choice = choice_of(gpu, vendor, precision, profile)

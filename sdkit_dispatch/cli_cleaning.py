@@ -18,7 +18,7 @@ UNITS_BYTES = {"mb": 10**6, "gb": 10**9, "tb": 10**12}
 
 @cache_app.command("du", epilog="Example: sdkit-dispatch cache du")
 def cache_du(context: typer.Context, as_json: Json = False) -> None:
-    """Show what the engines take on the disk; a file with several names counts once."""
+    """Show what the engines take on the disk."""
     from .contract import record_to_json
     from .store_cleaning import folder_bytes, usage
 
@@ -75,7 +75,7 @@ def cache_prune(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove engines that are old, superseded or too many; never one that is in use."""
+    """Remove old, superseded or excess engines; none in use."""
     from . import store_cleaning as cleaning
     from .contract import record_to_json
     from .errors import ConfigError

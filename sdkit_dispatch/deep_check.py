@@ -12,7 +12,7 @@ from .cache import Entry, Manifest
 from .check import Case, Recording, judge, limits_for, load_recording, recordings_of
 from .component_build import require_as_planned
 from .contract import BuildRequest, Engine, Plan, Progress, Rejection, VendorSpec
-from .errors import CacheError, DispatchError, PipelineError
+from .errors import DispatchError, PipelineError
 from .pipeline_files import component_digests, read_pipeline
 from .store_use import last_use
 from .worker_client import WorkerClient
@@ -140,13 +140,10 @@ def _checked(dispatcher: Dispatcher, job: _Job, workers: _Workers) -> DeepResult
                 return _result(job.manifest, "passed", f"it computes what {reference} does")
         finally:
             session.close()
-    except CacheError as error:
-        if onnx is not None:
-            return _result(job.manifest, "failed", error.message)
-        return _result(
-            job.manifest, "unknown", f"it does not open without its model: {error.message}"
-        )
     except DispatchError as error:
+        if onnx is None:  # it may be the mapped weights that are missing
+            words = f"it does not open without its model: {error.message}"
+            return _result(job.manifest, "unknown", words)
         return _result(job.manifest, "failed", error.message)
     words = "it opens; no stored recording has its graph, weights and shapes"
     return _result(job.manifest, "opened", words)

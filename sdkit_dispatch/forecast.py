@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,7 @@ from statistics import median
 
 from .cache import EngineStore
 from .contract import BuildRequest, VendorSpec
+from .env.room import free_bytes
 
 MEMORY_INFO = Path("/proc/meminfo")
 
@@ -84,7 +83,7 @@ def forecast(
         components=tuple(request.component for request in missing),
         estimate_s=_estimate_s(store, missing),
         disk_bytes=round(sum(sizes) * spec.disk_factor),
-        free_disk_bytes=shutil.disk_usage(_existing(store.home)).free,
+        free_disk_bytes=free_bytes(store.home),
         memory_bytes=round(max(sizes) * spec.memory_factor),
         free_memory_bytes=machine_memory_bytes if free_memory_bytes is None else free_memory_bytes,
     )
@@ -122,13 +121,6 @@ def _estimate_s(store: EngineStore, missing: Sequence[BuildRequest]) -> float | 
             return None
         total_s += median(known)
     return total_s
-
-
-def _existing(folder: Path) -> Path:
-    """Returns the folder, or the nearest one above it that exists."""
-    while not os.path.exists(folder) and folder != folder.parent:
-        folder = folder.parent
-    return folder
 
 
 def _duration(seconds: float) -> str:

@@ -27,7 +27,7 @@ MAX_LAYOUT_BYTES = 64
 PRIVATE = 0o700
 OTHERS_CAN_WRITE = stat.S_IWGRP | stat.S_IWOTH
 UNWRITABLE = frozenset(
-    {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+    {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSPC, errno.EDQUOT}
 )
 """What a full disk, a read-only or missing home, or a quota says: nobody's mistake, so engines are
 built elsewhere. A file in place of a folder is a mistake, and an error."""
