@@ -55,8 +55,7 @@ def build_slot(
     """
     import filelock
 
-    host = re.sub(r"[^A-Za-z0-9-]", "-", platform.node())[:64]
-    slots = [locks / f"build-{host}-{number}.lock" for number in range(count)]
+    slots = [_lock_file(locks, number) for number in range(count)]
     while True:
         for path in slots:
             lock = filelock.FileLock(path)
@@ -73,18 +72,25 @@ def build_slot(
                     note.unlink(missing_ok=True)
                 lock.release()
             return
-        while_waiting(_occupant(slots[0].with_suffix(".json")))
+        while_waiting(first_occupant(locks))
         time.sleep(POLL_S)
+
+
+def first_occupant(locks: Path) -> Occupant | None:
+    """Returns who builds on this host now, the holder of the first slot; None if nobody says so."""
+    note = _lock_file(locks, 0).with_suffix(".json")
+    try:
+        return record_from_json(Occupant, json.loads(note.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _lock_file(locks: Path, number: int) -> Path:
+    host = re.sub(r"[^A-Za-z0-9-]", "-", platform.node())[:64]
+    return locks / f"build-{host}-{number}.lock"
 
 
 def _introduce(note: Path, what: str) -> None:
     occupant = Occupant(pid=os.getpid(), what=what, since_s=time.time())
     with suppress(OSError):
         write_whole(note, json.dumps(record_to_json(occupant)).encode())
-
-
-def _occupant(note: Path) -> Occupant | None:
-    try:
-        return record_from_json(Occupant, json.loads(note.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError):
-        return None

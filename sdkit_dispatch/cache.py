@@ -191,6 +191,10 @@ class EngineStore:
     def entries(self) -> Iterator[Entry]:
         """Yields every entry, damaged and shared ones too, in the order of homes and keys."""
         for home in self.homes:
+            problem = layout_problem(home)
+            if problem:
+                log.warning("%s", problem)
+                continue
             for folder in sorted(engines_folder(home).glob("??/*")):
                 entry = self._read(home, folder.name)
                 if entry is not None:
@@ -368,19 +372,19 @@ class EngineStore:
             OSError: It cannot be moved: the store is read-only, or (Windows) it is in use.
         """
         self._let_go(key)
+        folder = self.folder(key)
+        is_there = os.path.lexists(folder)
+        if is_there:
+            prepare(self.home)
+            grave = Path(tempfile.mkdtemp(prefix=f"{key}-", dir=self._tmp))
+            try:
+                os.replace(folder, grave / "removed")
+            finally:
+                shutil.rmtree(grave, ignore_errors=True)
         forget_use(self.memo, key)
         for note in (self.memo / "verdicts" / key[:2]).glob(f"{key}-*.json"):
             note.unlink(missing_ok=True)  # the next engine of this key has its own verdict
-        folder = self.folder(key)
-        if not os.path.lexists(folder):
-            return False
-        prepare(self.home)
-        grave = Path(tempfile.mkdtemp(prefix=f"{key}-", dir=self._tmp))
-        try:
-            os.replace(folder, grave / "removed")
-        finally:
-            shutil.rmtree(grave, ignore_errors=True)
-        return True
+        return is_there
 
     def evict(self, key: str) -> bool:
         """Removes an entry of ours unless it is in use or being built; False if it stays."""

@@ -27,7 +27,7 @@ def cache_du(context: typer.Context, as_json: Json = False) -> None:
         rows = usage(entry for entry in dispatcher.store.entries() if not entry.is_shared)
         other = {
             name: folder_bytes(home / name)
-            for name in ("references", "scratch", "tmp", "envs")
+            for name in ("references", "scratch", "tmp", "env")
             if (home / name).is_dir()
         }
     total_bytes = sum(row.own_bytes for row in rows)

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from . import graph
-from .build_slots import Occupant, build_slot
+from .build_slots import Occupant, build_slot, first_occupant
 from .cache import EngineStore, Manifest, StoredFile, Verdict, new_manifest
 from .check import SAFER, Recording, judge, limits_for, require_passed
 from .contract import (
@@ -280,7 +280,9 @@ class ComponentBuilder:
             return self._hit(self._gated(found, device), started_s)
 
         def wait() -> None:
-            self._report(Progress(phase=f"wait: another process builds {request.component}"))
+            words = f"wait: another process builds {request.component}"
+            other = first_occupant(self._tools.store.locks)
+            self._report(Progress(phase=words if other is None else f"{words} ({other})"))
 
         with self._tools.store.locked(request.key, while_waiting=wait):
             found, damage = self._found(request)  # another process may have built it meanwhile

@@ -24,6 +24,7 @@ LAYOUT = 1
 """Raised when a file of the store moves. A store of another layout is neither read nor written."""
 LAYOUT_FILE = "LAYOUT"
 MAX_LAYOUT_BYTES = 64
+FOLDERS = ("engines", "locks", "tmp", "references", "scratch")
 PRIVATE = 0o700
 OTHERS_CAN_WRITE = stat.S_IWGRP | stat.S_IWOTH
 UNWRITABLE = frozenset(
@@ -69,9 +70,11 @@ def prepare(home: Path) -> None:
     problem = layout_problem(home)
     if problem:
         raise store_error(problem)
-    for folder in (home, engines_folder(home), home / "locks", home / "tmp"):
+    for folder in (home, *(home / name for name in FOLDERS)):
         if not folder.is_dir():
             folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+        elif folder != home:  # what others write there, we would believe
+            close_to_others(folder)
     path = engines_folder(home) / LAYOUT_FILE
     if not path.exists():
         write_whole(path, f"{LAYOUT}\n".encode())
@@ -79,12 +82,16 @@ def prepare(home: Path) -> None:
 
 def make_private(folder: Path) -> None:
     """Takes from everybody but the owner the right to write below `folder`. POSIX only."""
-    if os.name == "nt":
-        return
     for path in (folder, *folder.rglob("*")):
-        mode = path.lstat().st_mode
-        if mode & OTHERS_CAN_WRITE and not stat.S_ISLNK(mode):
-            path.chmod(stat.S_IMODE(mode) & ~OTHERS_CAN_WRITE)
+        close_to_others(path)
+
+
+def close_to_others(path: Path) -> None:
+    """Takes from everybody but the owner the right to write a file or folder of ours. POSIX."""
+    found = path.lstat()
+    is_open = found.st_mode & OTHERS_CAN_WRITE and not stat.S_ISLNK(found.st_mode)
+    if os.name != "nt" and is_open and found.st_uid == os.geteuid():
+        path.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS_CAN_WRITE)
 
 
 def intruder(folder: Path) -> tuple[str, str]:

@@ -40,6 +40,16 @@ def test_a_store_is_for_its_owner_alone_whatever_the_umask(store, open_umask):
 
 
 @POSIX
+def test_folders_that_we_believe_are_closed_to_others_by_the_next_build(store):
+    publish(store)
+    for name in ("scratch", "references"):
+        (store.home / name).chmod(0o777)
+    publish(store)
+    for name in ("scratch", "references"):
+        assert not (store.home / name).stat().st_mode & 0o022
+
+
+@POSIX
 @pytest.mark.parametrize("mode", [0o020, 0o002])
 @pytest.mark.parametrize("place", [".", "engine.bin", MANIFEST])
 def test_an_engine_that_others_can_write_is_not_loaded(store, place, mode):
