@@ -50,8 +50,10 @@ def layout_problem(home: Path) -> str:
     try:
         with path.open("rb") as stream:
             text = stream.read(MAX_LAYOUT_BYTES).decode("ascii", "replace").strip()
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return ""  # none yet, or of the time before the file
+    except OSError as error:
+        return f"the engine store in '{home}' cannot be read: {error.strerror or error}"
     if text == str(LAYOUT):
         return ""
     return (
