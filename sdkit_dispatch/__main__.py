@@ -77,19 +77,37 @@ def guarded(run: Callable[[], int]) -> int:
         return code
     except DispatchError as error:
         print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        return _told(type(error).__name__, error.message, error.exit_code, hint=error.hint)
     except (KeyboardInterrupt, CancelledByUser):
         return _cancelled()
     except BrokenPipeError:  # `| head`: the reader has seen enough
         _forget_output()
         return BROKEN_PIPE_EXIT_CODE
     except OSError as error:
-        _forget_output()
         print(f"error: the operating system says: {error}", file=sys.stderr)
-        return SYSTEM_EXIT_CODE
+        code = _told("OSError", f"the operating system says: {error}", SYSTEM_EXIT_CODE)
+        _forget_output()
+        return code
     except Exception as error:
         usage_code = _usage_error(error)
-        return _bug() if usage_code is None else usage_code
+        return _bug(error) if usage_code is None else usage_code
+
+
+def _told(kind: str, message: str, exit_code: int, *, hint: str = "") -> int:
+    """Says a failure on stdout too, where a program reads JSON there; returns the exit code."""
+    words = sys.argv[1:]
+    if "--json" in words[: words.index("--") if "--" in words else None]:
+        import json
+
+        from .show_devices import SCHEMA_VERSION
+
+        error = {"kind": kind, "message": message, "hint": hint, "exit_code": exit_code}
+        try:
+            print(json.dumps({"schema_version": SCHEMA_VERSION, "error": error}, indent=2))
+            sys.stdout.flush()
+        except OSError:  # nobody reads it
+            _forget_output()
+    return exit_code
 
 
 def _forget_output() -> None:
@@ -98,8 +116,9 @@ def _forget_output() -> None:
 
 
 def _cancelled() -> int:
-    print("cancelled; nothing half-built is left", file=sys.stderr)
-    return INTERRUPTED_EXIT_CODE
+    words = "cancelled; nothing half-built is left"
+    print(words, file=sys.stderr)
+    return _told("Cancelled", words, INTERRUPTED_EXIT_CODE)
 
 
 def _usage_error(error: Exception) -> int | None:
@@ -109,12 +128,14 @@ def _usage_error(error: Exception) -> int | None:
     show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
     if code is None:
         return None
-    if show is not None:
-        show()
-    return int(code)
+    if show is None:  # `typer.Exit`: the command has said everything
+        return int(code)
+    show()
+    words = getattr(error, "format_message", lambda: str(error))()
+    return _told("UsageError", words, int(code))
 
 
-def _bug() -> int:
+def _bug(error: Exception) -> int:
     import traceback
 
     traceback.print_exc()
@@ -123,7 +144,7 @@ def _bug() -> int:
         f"  {REPORT_TO}",
         file=sys.stderr,
     )
-    return BUG_EXIT_CODE
+    return _told("Bug", f"{type(error).__name__}: {error}", BUG_EXIT_CODE, hint=REPORT_TO)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from . import graph
 from .build import Builder, BuildResult
-from .cache import EngineStore, Explanation, explain
+from .cache import EngineStore, Entry
 from .component_build import BuildTools, ComponentBuilder, Wanted, wanted
 from .config import Config, Profile, home_folder, load_config, load_profile
 from .contract import (
@@ -27,7 +28,7 @@ from .contract import (
 )
 from .detect import detect, host
 from .detect.absent import absent_device
-from .detect.choice import gpu_choice
+from .detect.choice import gpu_choice, gpus_of
 from .detect.support import variant_for
 from .diffusion.request_values import check_request
 from .diffusion.shapes import vae_factor
@@ -40,10 +41,9 @@ from .plan import Decision, check_vendor, explain_rejections, make_plans, unsupp
 from .plan_report import PlanReport, plan_report
 from .reference import VENDOR as REFERENCE_VENDOR
 from .reference import Reference
+from .store_cleaning import Removal, superseded
+from .store_explain import EntryExplanation, Explanation, explain, explain_entry
 from .workers import Workers
-
-if TYPE_CHECKING:
-    pass
 
 SAMPLE = "sample"
 """In place of a pipeline folder: the small pipeline in the package, with its profile."""
@@ -62,6 +62,9 @@ class Choice:
         precision: Of the build; the vendor's best by default.
         profile: A name or a file; the sample's own for the sample, else "default".
         force: Sets the option `force` of `vendor`: what its makers advise against.
+        must_check: False leaves engines unchecked.
+        may_retry: What failed here before is tried again.
+        must_use_gpu: Another device than a GPU is an error.
     """
 
     gpu: str = "auto"
@@ -71,6 +74,7 @@ class Choice:
     must_check: bool = True
     may_retry: bool = False
     force: bool = False
+    must_use_gpu: bool = False
 
 
 class Dispatcher:
@@ -94,7 +98,7 @@ class Dispatcher:
         self.config = config or load_config(home=self.home)
         self.report = report
         self.may_install = self.config.may_install == "yes"
-        self.store = EngineStore(self.home)
+        self.store = EngineStore(self.home, shared=self._shared_stores())
         self.specs = find_vendors()
         self.workers = Workers(home=self.home, config=self.config, specs=self.specs)
         self._devices: list[Device] | None = None
@@ -140,7 +144,10 @@ class Dispatcher:
 
     def plan_report(self, choice: Choice | None = None) -> PlanReport:
         """Returns the decision with everything that an installer needs to act on it."""
-        return plan_report(host(), self.devices, self.plan(choice), self._states())
+        failures = Failures(self.home).all()
+        return plan_report(
+            host(), self.devices, self.plan(choice), self._states(), failures=failures
+        )
 
     def vendor_states(self) -> list[VendorState]:
         """Returns what `vendors list` says: a vendor that serves no device here is unsupported."""
@@ -244,6 +251,59 @@ class Dispatcher:
             requests = [bench.current_request(name) for name in want.shapes]
         return tuple(explain(self.store, request) for request in requests)
 
+    def explain_stored(self, prefix: str) -> EntryExplanation:
+        """Says what the stored engine is whose key begins so, and its nearest neighbour.
+
+        Raises:
+            ConfigError: None has such a key, or more than one.
+        """
+        return explain_entry(self.store, self.stored(prefix))
+
+    def stored(self, prefix: str) -> Entry:
+        """Returns the stored engine whose key begins so.
+
+        Raises:
+            ConfigError: None has such a key, or more than one.
+        """
+        found = self.store.find(prefix)
+        if len(found) != 1:
+            raise ConfigError(
+                f"{len(found)} stored engines have a key that starts with '{prefix}'",
+                "sdkit-dispatch cache list",
+            )
+        return found[0]
+
+    def superseded(self, entries: Sequence[Entry]) -> list[Removal]:
+        """Returns those engines that no build here can hit any more."""
+        vendors = {entry.manifest.request.vendor for entry in entries if entry.manifest}
+        return superseded(
+            entries,
+            revisions={spec.name: spec.revision for spec in self.specs.values()},
+            passes=graph.REVISION,
+            runtimes={
+                spec.name: names
+                for spec in self.specs.values()
+                if spec.name in vendors and (names := self._runtimes(spec))
+            },
+        )
+
+    def _runtimes(self, spec: VendorSpec) -> frozenset[str]:
+        """Returns what the installed runtime of a vendor calls itself on the devices here."""
+        if isinstance(self.workers.environment(spec), Rejection):
+            return frozenset()
+        answers = [
+            self.workers.probe(spec, device, None, {})
+            for device in self.devices
+            if device.kind in spec.device_kinds
+        ]
+        return frozenset(plan.runtime for plan in answers if isinstance(plan, Plan))
+
+    def _shared_stores(self) -> list[Path]:
+        """Returns the homes of the shared stores that there are."""
+        return [
+            Path(path) for path in self.config.shared_stores if Path(path) != self.home.absolute()
+        ]
+
     def settle_installing(
         self, pipeline: str | Path, choice: Choice, *, ask: Callable[[str], bool] | None
     ) -> None:
@@ -281,7 +341,6 @@ class Dispatcher:
         """
         choice = sample_choice(pipeline, choice or Choice())
         read = self.read(pipeline)
-        budget_mb = self.config.memory_budget_mb
         return LoadedPipeline(
             pipeline=read,
             plans=self._plans(choice),
@@ -290,7 +349,7 @@ class Dispatcher:
             make_request=partial(self.request, read, choice),
             report=self.report,
             is_strict=self.config.strict,
-            memory_budget_bytes=None if budget_mb is None else budget_mb * 10**6,
+            memory_budget_bytes=_bytes_of_mb(self.config.memory_budget_mb),
             machine_memory_bytes=self._processor.memory_bytes,
         )
 
@@ -351,7 +410,16 @@ class Dispatcher:
         decision = self.plan(choice, devices=devices)
         if not decision.plans:
             raise NoVendorError(explain_rejections(decision), "sdkit-dispatch vendors list")
-        return decision.plans
+        if not choice.must_use_gpu:
+            return decision.plans
+        gpus = gpus_of(plan.device for plan in decision.plans)
+        if not gpus:
+            raise NoVendorError(
+                f"no GPU serves, and --require-gpu forbids {decision.plans[0].device.name}; "
+                f"{explain_rejections(decision)}",
+                "sdkit-dispatch plan",
+            )
+        return tuple(plan for plan in decision.plans if plan.device in gpus)
 
     def builder(self, choice: Choice) -> Builder:
         """Returns what builds engines as `choice` asks."""
@@ -364,6 +432,9 @@ class Dispatcher:
             must_check=choice.must_check,
             is_strict=self.config.strict,
             may_retry=choice.may_retry,
+            parallel_builds=self.config.parallel_builds,
+            quota_bytes=_bytes_of_mb(self.config.store_quota_mb),
+            must_use_gpu=choice.must_use_gpu,
         )
         return Builder(tools, install=self._install, precision=choice.precision)
 
@@ -409,8 +480,9 @@ class Dispatcher:
             self.workers.forget(one)
 
     def close(self) -> None:
-        """Ends all workers; twice is fine."""
+        """Ends all workers, and takes a temporary store away; twice is fine."""
         self.workers.close()
+        self.store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -448,6 +520,10 @@ def _own_side_px(pipeline: Pipeline) -> int:
             "give --width and --height",
         )
     return side * vae_factor(pipeline)
+
+
+def _bytes_of_mb(size_mb: int | None) -> int | None:
+    return None if size_mb is None else size_mb * 10**6
 
 
 def _first(*values: Any) -> Any:  # Any: all of one type, the first that was given

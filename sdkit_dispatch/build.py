@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .component_build import (
     BuildTools,
     ComponentBuild,
     ComponentBuilder,
     Wanted,
-    as_store_error,
 )
 from .contract import Plan, Precision, Rejection, Report, VendorSpec
 from .errors import (
@@ -24,6 +23,9 @@ from .errors import (
     VendorEnvError,
     WorkerError,
 )
+from .forecast import Forecast
+from .store_cleaning import Removal, shrink
+from .store_layout import UNWRITABLE, as_store_error
 
 log = logging.getLogger(__name__)
 
@@ -43,16 +45,28 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildResult:
-    """Engines of all components for one plan, and the steps that were tried before it."""
+    """Engines of all components for one plan, and the steps that were tried before it.
+
+    Attributes:
+        forecast: What building was expected to take; None if nothing had to be built.
+        evicted: Engines that went afterwards, because the store was over its quota.
+    """
 
     plan: Plan
     components: tuple[ComponentBuild, ...]
     steps: tuple[Step, ...] = ()
+    forecast: Forecast | None = None
+    evicted: tuple[Removal, ...] = ()
 
     @property
     def is_hit(self) -> bool:
         """True if nothing was compiled."""
         return all(built.is_hit for built in self.components)
+
+    @property
+    def is_stored(self) -> bool:
+        """False if an engine is gone with the process: the store cannot be written."""
+        return all(built.is_stored for built in self.components)
 
 
 class Builder:
@@ -83,18 +97,19 @@ class Builder:
             DispatchError: The only plan failed, or all did; or the first one if strict.
         """
         steps: list[Step] = []
+        self.tools.store.let_go()
         for plan in plans:
             try:
-                confirmed, components = self.build_with(want, plan, report)
-                return BuildResult(plan=confirmed, components=components, steps=tuple(steps))
+                result = self._built(want, plan, report)
+                return replace(result, steps=tuple(steps), evicted=self._evicted(result))
             except LADDER_ERRORS as error:
                 if isinstance(error, CacheError) and error.concerns_store:
                     raise
                 steps.append(failed_step(plan, error))
-                if self.tools.is_strict or len(plans) == 1:
+                if self.tools.is_strict or (len(plans) == 1 and not self.tools.must_use_gpu):
                     raise
                 log.warning("%s on %s: %s", plan.vendor, plan.device.name, error.message)
-        raise all_failed(steps)
+        raise all_failed(steps, must_use_gpu=self.tools.must_use_gpu)
 
     def build_with(
         self, want: Wanted, plan: Plan, report: Report
@@ -104,17 +119,58 @@ class Builder:
         Raises:
             DispatchError: The vendor cannot be installed, or failed.
         """
+        result = self._built(want, plan, report)
+        return result.plan, result.components
+
+    def _built(self, want: Wanted, plan: Plan, report: Report) -> BuildResult:
+        """Builds all components with one plan.
+
+        Where the store cannot be written, it builds them in a temporary folder.
+
+        Raises:
+            DispatchError: The vendor cannot be installed, or failed.
+        """
         if plan.state == "installable":
             plan = self._installed(plan, report)
+        store = self.tools.store
         try:
-            with ComponentBuilder(self.tools, want, plan, report) as bench:
-                return plan, tuple(bench.build(name) for name in want.shapes)
+            return self._attempt(want, plan, report)
         except OSError as error:
-            raise as_store_error(error, self.tools.store.home) from error
-        except CacheError:
-            # What the vendor said of its target may be out of date: it is asked again next time.
-            self.tools.workers.forget_answers(self.tools.workers.specs[plan.vendor])
-            raise
+            reason = as_store_error(error, store.home)
+            if error.errno not in UNWRITABLE or store.is_temporary:
+                raise reason from error
+        except CacheError as error:
+            if not error.concerns_store:
+                # What the vendor said of its target may be out of date: it is asked again.
+                self.tools.workers.forget_answers(self.tools.workers.specs[plan.vendor])
+            if not error.concerns_store or store.is_temporary:
+                raise
+            reason = error
+        store.retreat(reason.message)
+        try:
+            return self._attempt(want, plan, report)
+        except OSError as error:
+            raise reason from error
+
+    def _attempt(self, want: Wanted, plan: Plan, report: Report) -> BuildResult:
+        with ComponentBuilder(self.tools, want, plan, report) as bench:
+            expected = bench.preflight()
+            components = tuple(bench.build(name) for name in want.shapes)
+        return BuildResult(plan=plan, components=components, forecast=expected)
+
+    def _evicted(self, result: BuildResult) -> tuple[Removal, ...]:
+        """Keeps the store within its quota after something was added to it."""
+        store, limit_bytes = self.tools.store, self.tools.quota_bytes
+        if limit_bytes is None or result.is_hit or store.is_temporary:
+            return ()
+        removals = shrink(store, limit_bytes=limit_bytes)
+        for one in removals:
+            what = f"the engine {one.key[:12]} ({one.component} for {one.vendor})"
+            if one.kept:
+                log.info("%s stays: %s", what, one.kept)
+            else:
+                log.warning("%s was evicted: %s", what, one.reason)
+        return tuple(one for one in removals if not one.kept)
 
     def _installed(self, plan: Plan, report: Report) -> Plan:
         """Installs the vendor and confirms the plan with its real runtime."""
@@ -137,14 +193,21 @@ def failed_step(plan: Plan, error: DispatchError) -> Step:
     )
 
 
-def all_failed(steps: Sequence[Step]) -> DispatchError:
-    """Returns the error that lists every step; without any environment it is a NoVendorError."""
+def all_failed(steps: Sequence[Step], *, must_use_gpu: bool = False) -> DispatchError:
+    """Returns the error that lists every step.
+
+    Without any environment it is a NoVendorError, and where only a GPU would have done.
+    """
     lines = "".join(f"\n  - {step.vendor} on {step.device}: {step.reason}" for step in steps)
     if all(step.kind == VendorEnvError.__name__ for step in steps):
         names = " and ".join(dict.fromkeys(step.vendor for step in steps))
         return NoVendorError(
             f"no vendor is ready to run this here:{lines}",
             f"install one of {names}: sdkit-dispatch vendors install {steps[0].vendor}",
+        )
+    if must_use_gpu:
+        return NoVendorError(
+            f"no GPU serves, and --require-gpu forbids the CPU:{lines}", "sdkit-dispatch doctor"
         )
     return CompileError(
         f"none of {len(steps)} ways to run this pipeline here worked:{lines}",

@@ -1,14 +1,13 @@
 """The content-addressed engine store.
 
-    <home>/engines/ab/<key>/manifest.json and the vendor's files; never modified once there
-    <home>/locks/<key>.lock                one builder a key; the operating system frees it
-    <home>/tmp/<key>-<random>/             an engine being built; swept by the next builder
-    <home>/scratch/                        memos that may be lost at any time
+`store_layout` draws its folders. An entry appears by one rename, after its files are on the disk.
+A manifest records the size and sha256 of every file; they are compared before an engine is handed
+out, because no vendor's runtime notices a flipped byte in the weights: OpenVINO, ONNX Runtime and
+IREE all load it. (A large file is hashed again only when its size, inode or times changed:
+`pipeline_files.file_digest`.)
 
-An entry appears by one rename, after its files are on the disk. A manifest records the size and
-sha256 of every file; they are compared before an engine is handed out, because no vendor's runtime
-notices a flipped byte in the weights: OpenVINO, ONNX Runtime and IREE all load it. (A large file is
-hashed again only when its size, inode or times changed: `pipeline_files.file_digest`.)
+Shared stores lie below the user's: their engines are handed out with the same checks, and never
+written. A store that cannot be written retreats into a temporary folder, and becomes a shared one.
 """
 
 from __future__ import annotations
@@ -16,190 +15,210 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
-from .contract import (
-    SCHEMA_VERSION,
-    BuildRequest,
-    Engine,
-    record_from_json,
-    record_to_json,
-)
+from .contract import SCHEMA_VERSION, BuildRequest, Engine, record_from_json, record_to_json
 from .errors import CacheError, PipelineError
 from .pipeline_files import file_digest
+from .store_layout import (
+    engine_folder,
+    engines_folder,
+    intruder,
+    layout_problem,
+    make_private,
+    prepare,
+    store_error,
+)
+from .store_manifest import (
+    MANIFEST,
+    Manifest,
+    StoredFile,
+    Verdict,
+    VerdictStatus,
+    new_manifest,
+    read_manifest,
+    write_manifest,
+)
+from .store_use import Hold, forget_use, hold_engine, record_use, unused_engine
+from .temporary_home import TemporaryHome
 from .whole_file import write_whole
 
-MANIFEST = "manifest.json"
-MAX_MANIFEST_BYTES = 4 << 20
+__all__ = [
+    "MANIFEST",
+    "EngineStore",
+    "Entry",
+    "Manifest",
+    "StoredFile",
+    "Verdict",
+    "VerdictStatus",
+    "new_manifest",
+]
+
 LOCK_POLL_S = 0.05
+KEY_DIGITS = frozenset("0123456789abcdef")
 
-VerdictStatus = Literal["passed", "failed", "unchecked", "unchecked-target"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """What the numeric gate said of an engine.
-
-    Attributes:
-        metrics: Output name -> metric name -> value, the worst over all checked inputs.
-        limits: Metric name -> the value that was allowed.
-    """
-
-    status: VerdictStatus
-    reason: str = ""
-    reference: str = ""
-    metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    limits: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredFile:
-    """Size and sha256 of one file of an engine."""
-
-    size_bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """What stands beside an engine's files.
-
-    Attributes:
-        files: Relative POSIX path -> size and digest; complete.
-        facts: What the loaded session said of itself: device, precision, runtime.
-        earlier: Verdicts of attempts at other precisions that failed, oldest first.
-        created_at: UTC, ISO 8601.
-    """
-
-    key: str
-    request: BuildRequest
-    files: Mapping[str, StoredFile]
-    verdict: Verdict
-    build_s: float
-    created_at: str
-    tool: str
-    facts: Mapping[str, str] = field(default_factory=dict)
-    earlier: tuple[Verdict, ...] = ()
-    schema: int = SCHEMA_VERSION
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of all files of the engine."""
-        return sum(entry.size_bytes for entry in self.files.values())
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One folder of the store: its manifest, or what is wrong with it."""
+    """One folder of the store: its manifest, or what is wrong with it.
+
+    Attributes:
+        is_shared: It is in a store that is not ours to write.
+    """
 
     key: str
     folder: Path
     manifest: Manifest | None
     damage: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """A field in which a request differs from the nearest engine in the store."""
-
-    field: str
-    wanted: str
-    stored: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Explanation:
-    """Whether an engine is stored, and what differs from the nearest one if it is not."""
-
-    component: str
-    key: str
-    status: Literal["hit", "miss", "damaged"]
-    message: str
-    differences: tuple[Difference, ...] = ()
+    is_shared: bool = False
 
 
 class EngineStore:
-    """The engines below one home folder."""
+    """The engines below one home folder, and those of the shared stores below it."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, shared: Sequence[Path] = ()) -> None:
         self.home = home
-        self._engines = home / "engines"
-        self._locks = home / "locks"
-        self._tmp = home / "tmp"
-        self.memo = home / "scratch"
+        self._shared = tuple(shared)
+        self._holds: dict[str, Hold] = {}
+        self._refuge: TemporaryHome | None = None
+
+    @property
+    def memo(self) -> Path:
+        """Folder of memos that may be lost at any time."""
+        return self.home / "scratch"
+
+    @property
+    def homes(self) -> tuple[Path, ...]:
+        """Home folders in the order in which engines are looked for; only the first is written."""
+        return (self.home, *self._shared)
+
+    @property
+    def is_temporary(self) -> bool:
+        """True if nothing that is built now is kept."""
+        return self._refuge is not None
 
     def folder(self, key: str) -> Path:
-        """Where the engine with this key is, or would be."""
-        return self._engines / key[:2] / key
+        """Where the engine with this key is, or would be built."""
+        return engine_folder(self.home, key)
 
     def look_up(self, request: BuildRequest, *, onnx: Path) -> tuple[Engine, Manifest] | None:
         """Returns the engine of `request`, its files compared with the manifest; None on a miss.
+
+        It is in use until `let_go`, so that nobody evicts it.
 
         Args:
             request: What the engine must have been built from.
             onnx: The component's graph on this machine, for an engine that maps its weights.
 
         Raises:
-            CacheError: There is an entry, and it is damaged.
+            CacheError: There is an entry of ours, and it is damaged.
         """
-        entry = self.read(request.key)
-        if entry is None:
-            return None
-        damage = entry.damage or self._damage(entry)
-        if damage or entry.manifest is None:
-            raise CacheError(
-                f"the stored engine {entry.key[:12]} is damaged: {damage}",
-                f"sdkit-dispatch cache remove {entry.key[:12]}",
-            )
-        engine = Engine(key=entry.key, request=request, folder=str(entry.folder), onnx=str(onnx))
-        return engine, entry.manifest
+        for home in self.homes:
+            entry = self._read(home, request.key)
+            if entry is None:
+                continue
+            if not entry.damage and not self._hold(entry):
+                continue  # it is being removed right now
+            damage, hint = (entry.damage, "") if entry.damage else self._damage(entry)
+            if damage and entry.is_shared:
+                log.warning("the engine %s in '%s' is not used: %s", entry.key[:12], home, damage)
+            elif damage or entry.manifest is None:
+                raise CacheError(
+                    f"the stored engine {entry.key[:12]} is damaged: {damage}",
+                    hint or f"sdkit-dispatch cache remove {entry.key[:12]}",
+                )
+            else:
+                record_use(self.memo, entry.key, onnx=onnx)
+                folder = str(entry.folder)
+                engine = Engine(key=entry.key, request=request, folder=folder, onnx=str(onnx))
+                return engine, entry.manifest
+        return None
+
+    def _hold(self, entry: Entry) -> bool:
+        hold = hold_engine(entry.folder)
+        if hold is None:
+            return False
+        self._let_go(entry.key)
+        self._holds[entry.key] = hold
+        return True
+
+    def _let_go(self, key: str) -> None:
+        hold = self._holds.pop(key, None)
+        if hold is not None:
+            hold.close()
+
+    def let_go(self) -> None:
+        """Ends the use of every engine that was looked up or published."""
+        for key in list(self._holds):
+            self._let_go(key)
 
     def read(self, key: str) -> Entry | None:
         """Returns the entry with this key without reading its files; None if there is none."""
-        folder = self.folder(key)
-        if not os.path.lexists(folder):
+        for home in self.homes:
+            entry = self._read(home, key)
+            if entry is not None:
+                return entry
+        return None
+
+    def _read(self, home: Path, key: str) -> Entry | None:
+        folder, is_shared = engine_folder(home, key), home != self.home
+        if not os.path.lexists(folder) or layout_problem(home):
             return None
         manifest, damage = None, ""
         try:
-            manifest = _read_manifest(folder / MANIFEST)
+            manifest = read_manifest(folder / MANIFEST)
         except (OSError, ValueError, RecursionError) as error:
-            return Entry(key=key, folder=folder, manifest=None, damage=f"{MANIFEST}: {error}")
-        if manifest.schema != SCHEMA_VERSION:
-            damage = f"{MANIFEST} has the schema {manifest.schema}, not {SCHEMA_VERSION}"
-        elif manifest.verdict.status == "failed":
-            damage = "it failed the numeric gate"
-        elif not manifest.key == key == manifest.request.key:
-            damage = f"{MANIFEST} belongs to the engine {manifest.request.key[:12]}"
-        return Entry(key=key, folder=folder, manifest=manifest, damage=damage)
+            if not os.path.lexists(folder):  # it was removed meanwhile
+                return None
+            damage = f"{MANIFEST}: {error}"
+        else:
+            if manifest.schema != SCHEMA_VERSION:
+                damage = f"{MANIFEST} has the schema {manifest.schema}, not {SCHEMA_VERSION}"
+            elif manifest.verdict.status == "failed":
+                damage = "it failed the numeric gate"
+            elif not manifest.key == key == manifest.request.key:
+                damage = f"{MANIFEST} belongs to the engine {manifest.request.key[:12]}"
+        return Entry(key=key, folder=folder, manifest=manifest, damage=damage, is_shared=is_shared)
 
     def entries(self) -> Iterator[Entry]:
-        """Yields every entry, damaged ones too, in the order of their keys."""
-        for folder in sorted(self._engines.glob("??/*")):
-            entry = self.read(folder.name)
-            if entry is not None:
-                yield entry
+        """Yields every entry, damaged and shared ones too, in the order of homes and keys."""
+        for home in self.homes:
+            problem = layout_problem(home)
+            if problem:
+                log.warning("%s", problem)
+                continue
+            for folder in sorted(engines_folder(home).glob("??/*")):
+                entry = self._read(home, folder.name)
+                if entry is not None:
+                    yield entry
 
     def find(self, prefix: str) -> list[Entry]:
         """Returns the entries whose key starts with `prefix`."""
-        if not prefix or set(prefix) - set("0123456789abcdef"):
+        if not prefix or set(prefix) - KEY_DIGITS:
             return []
         shelf = prefix[:2] if len(prefix) > 1 else f"{prefix}?"
-        keys = [path.name for path in sorted(self._engines.glob(f"{shelf}/{prefix}*"))]
-        return [entry for key in keys if (entry := self.read(key)) is not None]
+        found = {
+            path.name: entry
+            for home in reversed(self.homes)
+            for path in engines_folder(home).glob(f"{shelf}/{prefix}*")
+            if (entry := self._read(home, path.name)) is not None
+        }
+        return [found[key] for key in sorted(found)]
 
     def verify(self, entry: Entry) -> str:
         """Hashes every file of an entry. Returns what is wrong with it; empty if nothing is."""
-        return entry.damage or self._damage(entry, memo=None)
+        return entry.damage or self._damage(entry, must_hash=True)[0]
 
-    def _damage(self, entry: Entry, *, memo: Path | None | Literal["own"] = "own") -> str:
+    def _damage(self, entry: Entry, *, must_hash: bool = False) -> tuple[str, str]:
+        """Returns what is wrong with the files of an entry, and a hint; empty if nothing is."""
         assert entry.manifest is not None
         there = {
             path.relative_to(entry.folder).as_posix()
@@ -208,21 +227,25 @@ class EngineStore:
         } - {MANIFEST}
         expected = entry.manifest.files
         for name in sorted(there ^ set(expected)):
-            return f"'{name}' is {'missing' if name in expected else 'not in the manifest'}"
+            return f"'{name}' is {'missing' if name in expected else 'not in the manifest'}", ""
+        who, hint = intruder(entry.folder)
+        if who:
+            return who, hint
+        memo = None if must_hash else self.memo
         for name, stored in expected.items():
             path = entry.folder / name
             if path.is_symlink() or not path.is_file():
-                return f"'{name}' is not a plain file"
+                return f"'{name}' is not a plain file", ""
             size_bytes = path.stat().st_size
             if size_bytes != stored.size_bytes:
-                return f"'{name}' has {size_bytes} bytes, not {stored.size_bytes}"
+                return f"'{name}' has {size_bytes} bytes, not {stored.size_bytes}", ""
             try:
-                digest = file_digest(path, memo=self.memo if memo == "own" else memo)
+                digest = file_digest(path, memo=memo)
             except PipelineError as error:
-                return error.message
+                return error.message, ""
             if digest != stored.sha256:
-                return f"the content of '{name}' has changed (sha256 {digest[:12]})"
-        return ""
+                return f"the content of '{name}' has changed (sha256 {digest[:12]})", ""
+        return "", ""
 
     @contextlib.contextmanager
     def locked(
@@ -233,11 +256,15 @@ class EngineStore:
         Args:
             key: Of the engine to be built.
             while_waiting: Called every 50 ms while another process holds it; may raise.
+
+        Raises:
+            CacheError: The store has another layout.
+            OSError: It cannot be written.
         """
         import filelock
 
-        self._locks.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(self._locks / f"{key}.lock")
+        prepare(self.home)
+        lock = filelock.FileLock(self.locks / f"{key}.lock")
         while True:
             try:
                 lock.acquire(timeout=LOCK_POLL_S, poll_interval=LOCK_POLL_S)
@@ -249,10 +276,19 @@ class EngineStore:
         finally:
             lock.release()
 
+    @property
+    def locks(self) -> Path:
+        """Folder of locks."""
+        return self.home / "locks"
+
+    @property
+    def _tmp(self) -> Path:
+        return self.home / "tmp"
+
     @contextlib.contextmanager
     def workshop(self, key: str) -> Iterator[Path]:
         """Gives an empty folder to build in; hold the key's lock. It is gone afterwards."""
-        self._tmp.mkdir(parents=True, exist_ok=True)
+        prepare(self.home)
         for leftover in self._tmp.glob(f"{key}-*"):  # its builder was killed: we have its lock
             shutil.rmtree(leftover, ignore_errors=True)
         self.sweep()
@@ -269,7 +305,7 @@ class EngineStore:
         removed = 0
         for leftover in list(self._tmp.glob("*-*")):
             key = leftover.name.partition("-")[0]
-            lock = filelock.FileLock(self._locks / f"{key}.lock")
+            lock = filelock.FileLock(self.locks / f"{key}.lock")
             with contextlib.suppress(filelock.Timeout, OSError), lock.acquire(timeout=0):
                 shutil.rmtree(leftover, ignore_errors=True)
                 removed += 1
@@ -295,10 +331,12 @@ class EngineStore:
         return files
 
     def publish(self, folder: Path, manifest: Manifest) -> None:
-        """Moves a finished engine from its workshop into the store; hold the key's lock."""
-        content = record_to_json(manifest)
-        text = json.dumps({"sha256": _seal(content), "manifest": content}, indent=1)
-        (folder / MANIFEST).write_text(text, encoding="utf-8")
+        """Moves a finished engine from its workshop into the store; hold the key's lock.
+
+        It is in use until `let_go`.
+        """
+        write_manifest(folder / MANIFEST, manifest)
+        make_private(folder)
         _flush(folder / MANIFEST)
         for place in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
             _flush(place)
@@ -307,6 +345,7 @@ class EngineStore:
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(folder, target)
         _flush(target.parent)
+        self._hold(Entry(key=manifest.key, folder=target, manifest=manifest))
 
     def later_verdict(self, key: str, device: str) -> Verdict | None:
         """Returns what the gate said of an unchecked engine when `device` first loaded it."""
@@ -324,108 +363,62 @@ class EngineStore:
 
     def _later_note(self, key: str, device: str) -> Path:
         name = hashlib.sha256(device.encode()).hexdigest()[:16]
-        return self.memo / "verdicts" / f"{key}-{name}.json"
+        return self.memo / "verdicts" / key[:2] / f"{key}-{name}.json"
 
     def remove(self, key: str) -> bool:
-        """Takes an entry out of the store by one rename; False if there was none."""
+        """Takes an entry of ours out of the store by one rename; False if there was none.
+
+        Raises:
+            OSError: It cannot be moved: the store is read-only, or (Windows) it is in use.
+        """
+        self._let_go(key)
         folder = self.folder(key)
-        if not os.path.lexists(folder):
-            return False
-        self._tmp.mkdir(parents=True, exist_ok=True)
-        grave = Path(tempfile.mkdtemp(prefix=f"{key}-", dir=self._tmp))
+        is_there = os.path.lexists(folder)
+        if is_there:
+            prepare(self.home)
+            grave = Path(tempfile.mkdtemp(prefix=f"{key}-", dir=self._tmp))
+            try:
+                os.replace(folder, grave / "removed")
+            finally:
+                shutil.rmtree(grave, ignore_errors=True)
+        forget_use(self.memo, key)
+        for note in (self.memo / "verdicts" / key[:2]).glob(f"{key}-*.json"):
+            note.unlink(missing_ok=True)  # the next engine of this key has its own verdict
+        return is_there
+
+    def evict(self, key: str) -> bool:
+        """Removes an entry of ours unless it is in use or being built; False if it stays."""
+        import filelock
+
         try:
-            os.replace(folder, grave / "removed")
-        finally:
-            shutil.rmtree(grave, ignore_errors=True)
-        return True
+            prepare(self.home)
+            with (
+                filelock.FileLock(self.locks / f"{key}.lock").acquire(timeout=0),
+                unused_engine(self.folder(key)) as is_unused,
+            ):
+                return is_unused and self.remove(key)
+        except (filelock.Timeout, OSError, CacheError):
+            return False
 
+    def retreat(self, reason: str) -> None:
+        """Builds in a temporary folder from now on; what is stored is still handed out.
 
-def explain(store: EngineStore, request: BuildRequest) -> Explanation:
-    """Says whether the engine of `request` is stored; if not, what differs from the nearest."""
-    entry = store.read(request.key)
-    if entry is not None:
-        damage = store.verify(entry)
-        return Explanation(
-            component=request.component,
-            key=request.key,
-            status="damaged" if damage else "hit",
-            message=damage or "stored, and its files are as they were built",
-        )
-    differences = _nearest(store, request)
-    if differences is None:
-        message = "no engine of this component is stored yet"
-    else:
-        names = ", ".join(difference.field for difference in differences)
-        message = f"differs from the nearest stored engine in {names}"
-    return Explanation(
-        component=request.component,
-        key=request.key,
-        status="miss",
-        message=message,
-        differences=differences or (),
-    )
+        Raises:
+            CacheError: There is no temporary folder either.
+        """
+        try:
+            refuge = TemporaryHome()
+        except OSError as error:
+            raise store_error(f"{reason}; and no temporary folder can be made: {error}") from error
+        log.warning("%s; engines are built in '%s' and not kept", reason, refuge.folder)
+        self._shared = self.homes
+        self._refuge, self.home = refuge, refuge.folder
 
-
-def _nearest(store: EngineStore, request: BuildRequest) -> tuple[Difference, ...] | None:
-    wanted = _flat(record_to_json(request))
-    nearest: tuple[int, str, tuple[Difference, ...]] | None = None
-    for entry in store.entries():
-        if entry.manifest is None or entry.manifest.request.component != request.component:
-            continue
-        stored = _flat(record_to_json(entry.manifest.request))
-        names = sorted(name for name in {*wanted, *stored} if wanted.get(name) != stored.get(name))
-        differences = tuple(
-            Difference(field=name, wanted=wanted.get(name, "-"), stored=stored.get(name, "-"))
-            for name in names
-        )
-        # The newest of equally near entries: it is the one that the user just had.
-        rank = (-len(differences), entry.manifest.created_at, differences)
-        if nearest is None or rank[:2] > nearest[:2]:
-            nearest = rank
-    return None if nearest is None else nearest[2]
-
-
-def new_manifest(
-    request: BuildRequest, files: Mapping[str, StoredFile], *, verdict: Verdict, started_s: float
-) -> Manifest:
-    """Returns the manifest of an engine that was just built; `started_s` is of `time.monotonic`."""
-    from .version import __version__
-
-    return Manifest(
-        key=request.key,
-        request=request,
-        files=files,
-        verdict=verdict,
-        build_s=round(time.monotonic() - started_s, 3),
-        created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
-        tool=f"sdkit-dispatch {__version__}",
-    )
-
-
-def _read_manifest(path: Path) -> Manifest:
-    if path.stat().st_size > MAX_MANIFEST_BYTES:
-        raise ValueError(f"{path.stat().st_size} bytes are too many")
-    document = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(document, dict) or set(document) != {"sha256", "manifest"}:
-        raise ValueError("it is not a manifest")
-    if document["sha256"] != _seal(document["manifest"]):
-        raise ValueError("its content has changed")
-    return record_from_json(Manifest, document["manifest"])
-
-
-def _seal(content: Any) -> str:  # Any: JSON data
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _flat(data: Any, prefix: str = "") -> dict[str, str]:  # Any: JSON data
-    """Nested JSON objects -> {"shapes.sample": "[1, 4, 8, 8]"}."""
-    if not isinstance(data, dict):
-        return {prefix: data if isinstance(data, str) else json.dumps(data)}
-    flat: dict[str, str] = {}
-    for name, value in data.items():
-        flat |= _flat(value, f"{prefix}.{name}" if prefix else name)
-    return flat
+    def close(self) -> None:
+        """Ends the use of all engines, and takes a temporary store away; twice is fine."""
+        self.let_go()
+        if self._refuge is not None:
+            self._refuge.close()
 
 
 def _flush(path: Path) -> None:

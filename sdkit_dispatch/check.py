@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -254,6 +255,24 @@ def save_recording(path: Path, recording: Recording) -> None:
     np.savez(buffer, reference=np.array(recording.reference), **arrays_from_recording(recording))
     data = buffer.getvalue()
     write_whole(path, hashlib.sha256(data).digest() + data)
+
+
+def index_recording(path: Path, digests: Mapping[str, tuple[str, str]]) -> None:
+    """Writes beside a recording which graphs and weights it is of; may be lost."""
+    note = path.with_suffix(".json")
+    if not note.exists():
+        with suppress(OSError):
+            write_whole(note, json.dumps(digests, sort_keys=True).encode())
+
+
+def recordings_of(home: Path, component: str, digests: tuple[str, str]) -> list[Path]:
+    """Returns the recordings that hold a component of that graph and those weights."""
+    found = []
+    for note in sorted((home / "references").glob("??/*.json")):
+        with suppress(OSError, ValueError, AttributeError, RecursionError):
+            if json.loads(note.read_text(encoding="utf-8")).get(component) == list(digests):
+                found.append(note.with_suffix(".npz"))
+    return found
 
 
 def load_recording(path: Path) -> Recording | None:

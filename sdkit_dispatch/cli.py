@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from . import cli_cleaning  # noqa: F401 - it adds its commands to the cache's
 from .cli_cache import cache_app
 from .cli_options import (
     Batch,
@@ -25,6 +26,7 @@ from .cli_options import (
     PrecisionName,
     ProfileName,
     Quiet,
+    RequireGpu,
     Retry,
     Strict,
     VendorName,
@@ -33,6 +35,7 @@ from .cli_options import (
     dispatcher_of,
     duration_words,
     print_json,
+    print_not_stored,
     print_steps,
     print_unchecked,
     settle_installing,
@@ -133,6 +136,13 @@ def plan(
             print(f"     -> {rejection.hint}")
     for advice in decision.advice:
         print(f"*  {advice}")
+    for failure in report.failures:
+        print(
+            f"!  {failure.vendor} on {failure.device}: {failure.component} in {failure.precision} "
+            f"failed ({failure.at[:16]} UTC): {failure.message.splitlines()[0]}"
+        )
+    if report.failures:
+        print("     -> sdkit-dispatch build --retry tries again")
     for size in report.installs:
         if not size.is_installed and size.download_bytes and size.disk_bytes:
             print(
@@ -162,11 +172,21 @@ def build(
     retry: Retry = False,
     force: Force = False,
     strict: Strict = False,
+    require_gpu: RequireGpu = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Compile and check the engines of a pipeline."""
-    choice = choice_of(gpu, vendor, precision, profile, check=check, retry=retry, force=force)
+    choice = choice_of(
+        gpu,
+        vendor,
+        precision,
+        profile,
+        check=check,
+        retry=retry,
+        force=force,
+        require_gpu=require_gpu,
+    )
     with dispatcher_of(
         context, install=install, env=env, strict=strict, is_quiet=quiet or as_json
     ) as dispatcher:
@@ -196,6 +216,8 @@ def _print_build(result: Any) -> None:  # Any: BuildResult, imported late
             f"{built.engine.key[:12]}, {size_mb:.1f} MB, {built.manifest.request.precision}, "
             f"{verdict_words(built.manifest.verdict)}"
         )
+    if not result.is_stored:
+        print_not_stored()
 
 
 @app.command(epilog='Example: sdkit-dispatch generate "a red seven" --seed 1 --out seven.png')
@@ -227,13 +249,23 @@ def generate(
     retry: Retry = False,
     force: Force = False,
     strict: Strict = False,
+    require_gpu: RequireGpu = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Make an image."""
     from .loaded_pipeline import require_writable
 
-    choice = choice_of(gpu, vendor, precision, profile, check=check, retry=retry, force=force)
+    choice = choice_of(
+        gpu,
+        vendor,
+        precision,
+        profile,
+        check=check,
+        retry=retry,
+        force=force,
+        require_gpu=require_gpu,
+    )
     require_writable(out)
     with dispatcher_of(
         context, install=install, env=env, strict=strict, is_quiet=quiet or as_json
@@ -256,6 +288,8 @@ def generate(
         return
     print_steps(answer.steps)
     print_unchecked(answer)
+    if not answer.is_stored:
+        print_not_stored()
     ran = answer.ran["unet"]
     print(
         f"{', '.join(str(file) for file in files)}: {answer.plan.vendor} on {ran['device']} "
@@ -395,6 +429,9 @@ def _build_json(result: Any) -> dict[str, Any]:  # Any: BuildResult; JSON data
 
     return {
         "is_hit": result.is_hit,
+        "is_stored": result.is_stored,
+        "forecast": record_to_json(result.forecast),
+        "evicted": [record_to_json(one) for one in result.evicted],
         "plan": record_to_json(result.plan),
         "steps": [record_to_json(step) for step in result.steps],
         "components": [
@@ -402,6 +439,7 @@ def _build_json(result: Any) -> dict[str, Any]:  # Any: BuildResult; JSON data
                 "component": built.component,
                 "key": built.engine.key,
                 "is_hit": built.is_hit,
+                "is_stored": built.is_stored,
                 "elapsed_s": round(built.elapsed_s, 4),
                 "build_s": built.manifest.build_s,
                 "size_bytes": built.manifest.size_bytes,

@@ -54,6 +54,9 @@ Strict = Annotated[
 Force = Annotated[
     bool, typer.Option("--force", help="Do what the makers of --vendor advise against.")
 ]
+RequireGpu = Annotated[
+    bool, typer.Option("--require-gpu", help="Fail instead of running on the CPU.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 
@@ -97,6 +100,7 @@ def choice_of(
     check: bool = True,
     retry: bool = False,
     force: bool = False,
+    require_gpu: bool = False,
 ) -> Choice:
     """Returns what the options of a command chose.
 
@@ -121,6 +125,7 @@ def choice_of(
         must_check=check,
         may_retry=retry,
         force=force,
+        must_use_gpu=require_gpu,
     )
 
 
@@ -164,6 +169,11 @@ def print_unchecked(answer: Any) -> None:  # Any: GenerateAnswer, imported late
     """Says on stderr which engines made an image without having passed the numeric gate."""
     for component, reason in answer.unchecked.items():
         print(f"! the engine of {component} is unchecked: {reason}", file=sys.stderr)
+
+
+def print_not_stored() -> None:
+    """Says on stderr that the engines of this run are gone with it."""
+    print("! the engines are not kept: the store cannot be written", file=sys.stderr)
 
 
 def verdict_words(verdict: Any) -> str:  # Any: Verdict, imported late

@@ -6,13 +6,14 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from . import graph
+from .build_slots import Occupant, build_slot, first_occupant
 from .cache import EngineStore, Manifest, StoredFile, Verdict, new_manifest
 from .check import SAFER, Recording, judge, limits_for, require_passed
 from .contract import (
@@ -37,14 +38,21 @@ from .errors import (
     WorkerError,
 )
 from .failures import Failures
+from .forecast import Forecast, forecast
 from .graph.size_ranges import usual_shapes
 from .pipeline_files import Pipeline, component_digests
 from .reference import Reference
+from .store_cleaning import folder_bytes
+from .store_layout import store_error
+from .store_use import record_use
 from .worker_client import WorkerClient
 from .workers import Workers
 
 log = logging.getLogger(__name__)
 
+LEAST_ROOM_BYTES = 1 << 20
+"""With less than this a disk is full while a build is under way: a vendor that wanted to write a
+larger piece failed, and left what it had written."""
 REMEMBERED_ERRORS = (CompileError, NumericError, WorkerError, RunError)
 UNCHECKED = ("unchecked", "unchecked-target")
 
@@ -68,6 +76,7 @@ class ComponentBuild:
         is_hit: It was in the store: nothing was compiled.
         damage: What was wrong with the stored engine that this one replaced; usually empty.
         elapsed_s: Seconds that this took now; `manifest.build_s` is what building it took.
+        is_stored: False if it is gone with the process: the store cannot be written.
     """
 
     component: str
@@ -76,6 +85,7 @@ class ComponentBuild:
     is_hit: bool
     elapsed_s: float
     damage: str = ""
+    is_stored: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +96,9 @@ class BuildTools:
         must_check: False leaves engines unchecked, and their manifests say so.
         is_strict: A failure is an error: no other plan, and no safer precision.
         may_retry: What failed before is tried again.
+        parallel_builds: How many engines may be compiled on this host at a time.
+        quota_bytes: What the engines may take together; None for no limit.
+        must_use_gpu: The plans name GPUs only; when they failed, nothing serves.
     """
 
     store: EngineStore
@@ -95,6 +108,9 @@ class BuildTools:
     must_check: bool = True
     is_strict: bool = False
     may_retry: bool = False
+    parallel_builds: int = 1
+    quota_bytes: int | None = None
+    must_use_gpu: bool = False
 
 
 def wanted(
@@ -173,6 +189,28 @@ class ComponentBuilder:
     ) -> None:
         self._stack.close()
 
+    def preflight(self) -> Forecast | None:
+        """Says what will be built and what it takes; None if nothing need be built.
+
+        Raises:
+            CacheError: The disk is too small; with the sizes.
+        """
+        store, parts = self._tools.store, self._want.pipeline.components
+        found = forecast(
+            store,
+            self._spec,
+            [self.current_request(name) for name in self._want.shapes],
+            {name: part.weights_bytes for name, part in parts.items()},
+        )
+        if found is None:
+            return None
+        self._report(Progress(phase=str(found)))
+        if found.is_short_of_disk:
+            raise store_error(f"the disk of '{store.home}' is too full: {found}")
+        if found.is_short_of_memory:
+            log.warning("memory is short: %s", found)
+        return found
+
     def build(self, name: str) -> ComponentBuild:
         """Builds one component; at the next safer precision if the gate refuses it.
 
@@ -223,25 +261,30 @@ class ComponentBuilder:
         try:
             yield
         except REMEMBERED_ERRORS as error:
-            self._require_room(request)
             if not getattr(error, "was_killed", False):
                 failures.remember(request, device, error)
             raise
 
-    def _require_room(self, request: BuildRequest) -> None:
+    @contextmanager
+    def _naming_a_full_disk(self, request: BuildRequest, shop: Path) -> Iterator[None]:
         """Names a full disk, which vendors report in words of their own, or not at all.
 
         Raises:
             CacheError: With the sizes. It is no failure of the vendor, and is not remembered.
         """
-        home = self._tools.store.home
-        needed_bytes = self._want.pipeline.components[request.component].weights_bytes
-        free_bytes = shutil.disk_usage(home).free
-        if free_bytes < needed_bytes:
-            raise store_error(
-                f"the disk of '{home}' is full: building {request.component} needs about "
-                f"{needed_bytes / 1e6:.1f} MB, {free_bytes / 1e6:.1f} MB are free"
-            )
+        try:
+            yield
+        except REMEMBERED_ERRORS as error:
+            home = self._tools.store.home
+            needed_bytes = self._want.pipeline.components[request.component].weights_bytes
+            free_bytes = shutil.disk_usage(home).free
+            if free_bytes < max(LEAST_ROOM_BYTES, needed_bytes - folder_bytes(shop)):
+                raise store_error(
+                    f"the disk of '{home}' is full: building {request.component} needs about "
+                    f"{needed_bytes / 1e6:.1f} MB, {free_bytes / 1e6:.1f} MB are free: "
+                    f"{error.message}"
+                ) from error
+            raise
 
     def _engine(
         self, request: BuildRequest, device: Device, earlier: tuple[Verdict, ...]
@@ -252,7 +295,9 @@ class ComponentBuilder:
             return self._hit(self._gated(found, device), started_s)
 
         def wait() -> None:
-            self._report(Progress(phase=f"wait: another process builds {request.component}"))
+            words = f"wait: another process builds {request.component}"
+            other = first_occupant(self._tools.store.locks)
+            self._report(Progress(phase=words if other is None else f"{words} ({other})"))
 
         with self._tools.store.locked(request.key, while_waiting=wait):
             found, damage = self._found(request)  # another process may have built it meanwhile
@@ -268,6 +313,7 @@ class ComponentBuilder:
             is_hit=False,
             elapsed_s=time.monotonic() - started_s,
             damage=damage,
+            is_stored=not self._tools.store.is_temporary,
         )
 
     def _found(self, request: BuildRequest) -> tuple[tuple[Engine, Manifest] | None, str]:
@@ -284,15 +330,17 @@ class ComponentBuilder:
         shapes = self._want.shapes[engine.request.component]
         return engine if shapes == engine.request.shapes else replace(engine, opened_at=shapes)
 
-    @staticmethod
-    def _hit(found: tuple[Engine, Manifest], started_s: float) -> ComponentBuild:
+    def _hit(self, found: tuple[Engine, Manifest], started_s: float) -> ComponentBuild:
         engine, manifest = found
+        store = self._tools.store
+        is_lost = store.is_temporary and Path(engine.folder).is_relative_to(store.home)
         return ComponentBuild(
             component=engine.request.component,
             engine=engine,
             manifest=manifest,
             is_hit=True,
             elapsed_s=time.monotonic() - started_s,
+            is_stored=not is_lost,
         )
 
     def _gated(self, found: tuple[Engine, Manifest], device: Device) -> tuple[Engine, Manifest]:
@@ -323,8 +371,12 @@ class ComponentBuilder:
     ) -> tuple[Engine, Manifest]:
         """Compiles, checks and publishes; the caller holds the key's lock."""
         store, onnx = self._tools.store, self._want.pipeline.components[request.component].onnx
-        started_s = time.monotonic()
-        with store.workshop(request.key) as shop:
+        with (
+            self._slot(request),
+            store.workshop(request.key) as shop,
+            self._naming_a_full_disk(request, shop),
+        ):
+            started_s = time.monotonic()
             out = shop / "engine"
             out.mkdir()
             self._report(Progress(phase=f"{request.vendor}: compile {request.component}"))
@@ -343,7 +395,22 @@ class ComponentBuilder:
                 earlier=earlier,
             )
             store.publish(out, manifest)
+        record_use(store.memo, request.key, onnx=onnx)
         return replace(engine, folder=str(store.folder(request.key))), manifest
+
+    def _slot(self, request: BuildRequest) -> AbstractContextManager[None]:
+        """Waits for the other builds of this host, and says for which."""
+
+        def wait(other: Occupant | None) -> None:
+            words = "" if other is None else f": {other}"
+            self._report(Progress(phase=f"wait for another build on this machine{words}"))
+
+        return build_slot(
+            self._tools.store.locks,
+            f"{request.component} for {request.vendor}",
+            count=self._tools.parallel_builds,
+            while_waiting=wait,
+        )
 
     def _checked(self, engine: Engine, device: Device) -> tuple[Verdict, Mapping[str, str]]:
         """Opens the engine in a fresh process and compares its outputs with the reference's."""
@@ -433,18 +500,3 @@ def _require_unchanged(folder: Path, files: Mapping[str, StoredFile]) -> None:
     }
     if changed:
         raise CacheError(f"the vendor changed the engine while it ran: '{min(changed)}'")
-
-
-def store_error(message: str) -> CacheError:
-    """Returns the error of a store that cannot be used, whatever the vendor."""
-    error = CacheError(message, "free space there, or choose another folder with --home")
-    error.concerns_store = True
-    return error
-
-
-def as_store_error(error: OSError, home: Path) -> CacheError:
-    """Names a disk that is full, read-only or gone."""
-    where = f" ('{error.filename}')" if error.filename else ""
-    return store_error(
-        f"the engine store in '{home}' cannot be used: {error.strerror or error}{where}"
-    )

@@ -96,6 +96,8 @@ class VendorSpec:
         revision: Raised whenever the adapter compiles differently; part of an engine's key.
         runtime_packages: Distributions that hold the runtime; all must be installed.
         conflicts: Distributions that overwrite the runtime's files; none may be installed.
+        disk_factor: Size of an engine over that of its graph and weights, roughly and at most.
+        memory_factor: Memory that compiling takes over that size, roughly.
         variant: Which build of the runtime the three above are: "cu13"; empty if there is one.
         variants: The other builds, of which an environment can hold one instead: "cu12" -> ...
         install_note: What a user must do or know before an installation; empty if nothing.
@@ -111,6 +113,8 @@ class VendorSpec:
     platforms: tuple[str, ...] = ()
     runtime_packages: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
+    disk_factor: float = 1.1
+    memory_factor: float = 3.0
     variant: str = ""
     variants: Mapping[str, RuntimeVariant] = field(default_factory=dict)
     install_note: str = ""

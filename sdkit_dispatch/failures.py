@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from .contract import BuildRequest, Device, record_from_json, record_to_json
+from .contract import BuildRequest, Device, Plan, record_from_json, record_to_json
 from .errors import ERROR_KINDS, DispatchError
 from .whole_file import write_whole
 
@@ -25,8 +25,11 @@ class Failure:
     """One remembered failure.
 
     Attributes:
+        runtime: Of the vendor, when it failed.
         kind: Name of the error class.
         at: UTC, ISO 8601.
+        graph_digest: Of the component's graph.
+        key: Of the engine that was asked for.
     """
 
     vendor: str
@@ -38,6 +41,8 @@ class Failure:
     kind: str
     message: str
     at: str
+    graph_digest: str = ""
+    key: str = ""
 
     def as_error(self) -> DispatchError:
         """Returns the error to raise instead of trying again."""
@@ -65,6 +70,8 @@ class Failures:
             kind=type(error).__name__,
             message=error.message,
             at=datetime.now(UTC).isoformat(timespec="seconds"),
+            graph_digest=request.graph_digest,
+            key=request.key,
         )
         with suppress(OSError):  # no loss: it will fail again
             write_whole(self._file(request, device), json.dumps(record_to_json(failure)).encode())
@@ -88,6 +95,20 @@ class Failures:
     def _file(self, request: BuildRequest, device: Device) -> Path:
         text = json.dumps([request.key, device.id, device.driver])
         return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+
+
+def standing(
+    failures: Iterable[Failure], devices: Sequence[Device], plans: Sequence[Plan]
+) -> tuple[Failure, ...]:
+    """Returns the failures that still count: device, driver and runtime are what they were."""
+    drivers = {device.id: device.driver for device in devices}
+    runtimes = {(plan.vendor, plan.device.id): plan.runtime for plan in plans if plan.runtime}
+    return tuple(
+        failure
+        for failure in failures
+        if drivers.get(failure.device) == failure.driver
+        and runtimes.get((failure.vendor, failure.device), failure.runtime) == failure.runtime
+    )
 
 
 def _read(path: Path) -> Failure | None:

@@ -65,8 +65,14 @@ class GenerateAnswer:
             "precision": self.plan.precision,
             "ran": {name: dict(facts) for name, facts in self.ran.items()},
             "engines": {built.component: built.engine.key for built in self.components},
+            "is_stored": self.is_stored,
             "verdicts": {
                 built.component: built.manifest.verdict.status for built in self.components
+            },
+            "rebuilt": {
+                built.component: [verdict.reason for verdict in built.manifest.earlier]
+                for built in self.components
+                if built.manifest.earlier
             },
             "steps": [record_to_json(step) for step in self.steps],
             "timings_s": {name: round(value, 4) for name, value in self.timings.items()},
@@ -79,6 +85,11 @@ class GenerateAnswer:
         return png_from_image(
             self.images[index], self.request, seed=self.seeds[index], facts=self.facts()
         )
+
+    @property
+    def is_stored(self) -> bool:
+        """False if an engine is gone with the process: the store cannot be written."""
+        return all(built.is_stored for built in self.components)
 
     @property
     def unchecked(self) -> dict[str, str]:
@@ -167,11 +178,13 @@ class LoadedPipeline:
             except LADDER_ERRORS as error:
                 self._remember(want, built, error)
                 step = failed_step(built.plan, error)
-                if self.is_strict or (len(self.plans) == 1 and not self._steps):
+                must_use_gpu = self.builder.tools.must_use_gpu
+                is_only = len(self.plans) == 1 and not self._steps
+                if self.is_strict or (is_only and not must_use_gpu):
                     raise
                 self._steps.append(step)
                 if len(self.plans) == 1:
-                    raise all_failed(self._steps) from error
+                    raise all_failed(self._steps, must_use_gpu=must_use_gpu) from error
                 log.warning("%s on %s: %s", step.vendor, step.device, step.reason)
                 self.plans = self.plans[1:]
 

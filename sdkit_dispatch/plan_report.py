@@ -5,12 +5,13 @@ Its JSON schema is `_data/schemas/plan.schema.json`; the README beside it has ex
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .contract import Device, Rejection
 from .detect.host import Host
 from .detect.support import install_sizes
+from .failures import Failure, standing
 from .plan import Decision
 
 SCHEMA_VERSION = 1
@@ -44,25 +45,34 @@ class PlanReport:
         devices: Everything that was found, usable or not, the processor last.
         decision: Plans, best first, and one rejection for every other pair.
         installs: One for every vendor of `decision.plans`, in that order.
+        failures: What failed here before and is not tried again until the device's driver or the
+            vendor's runtime changes, or `build --retry` is run.
     """
 
     host: Host
     devices: tuple[Device, ...]
     decision: Decision
     installs: tuple[InstallEstimate, ...]
+    failures: tuple[Failure, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
 
 def plan_report(
-    host: Host, devices: Sequence[Device], decision: Decision, states: Mapping[str, str | Rejection]
+    host: Host,
+    devices: Sequence[Device],
+    decision: Decision,
+    states: Mapping[str, str | Rejection],
+    *,
+    failures: Iterable[Failure] = (),
 ) -> PlanReport:
-    """Returns the document; `states` is as `make_plans` has them."""
+    """Returns the document; `states` is as `make_plans` has them, `failures` all that are known."""
     names = dict.fromkeys(plan.vendor for plan in decision.plans)
     return PlanReport(
         host=host,
         devices=tuple(devices),
         decision=decision,
         installs=tuple(_estimate(name, states) for name in names),
+        failures=standing(failures, devices, decision.plans),
     )
 
 

@@ -13,6 +13,7 @@ from .cache import EngineStore
 from .check import (
     CASES_PER_COMPONENT,
     Recording,
+    index_recording,
     load_recording,
     recorded_request,
     recording_from_arrays,
@@ -81,10 +82,13 @@ class Reference:
         recorded = recorded_request(request)
         maker = [spec.revision, plan.runtime, plan.target, dict(plan.options), token_chunks]
         name = recording_name(digests, pipeline.configs, recorded, [*maker, graph.REVISION])
-        path = self._store.home / "references" / name[:2] / f"{name}.npz"
-        found = load_recording(path)
-        if found is not None:
-            return found
+        path = _file(self._store.home, name)
+        for home in self._store.homes:
+            found = load_recording(_file(home, name))
+            if found is not None:
+                if home == self._store.home:
+                    index_recording(path, digests)
+                return found
 
         def wait() -> None:
             report(Progress(phase="wait for another process that makes the reference"))
@@ -97,6 +101,7 @@ class Reference:
                         pipeline, recorded, plan, shapes, name, token_chunks, report
                     )
                     _save(path, found)
+                    index_recording(path, digests)
                 return found
         except (DispatchError, OSError) as error:
             if isinstance(error, WorkerError) and error.was_killed:
@@ -163,6 +168,10 @@ def _compile(
     out.mkdir()
     client.compile(request, onnx, out, device=plan.device, report=report)
     return Engine(key=request.key, request=request, folder=str(out), onnx=str(onnx))
+
+
+def _file(home: Path, name: str) -> Path:
+    return home / "references" / name[:2] / f"{name}.npz"
 
 
 def _save(path: Path, recording: Recording) -> None:

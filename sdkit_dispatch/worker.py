@@ -41,6 +41,7 @@ from .contract import (
     record_to_json,
 )
 from .errors import CancelledByUser, DispatchError, RunError, WorkerError
+from .store_use import HeldSession, hold_engine
 from .wire import Frame, read_frame, write_frame
 
 if TYPE_CHECKING:
@@ -266,7 +267,15 @@ class Desk:
         }, {}
 
     def _open(self, engine: Any, device: Any) -> Session:  # Any: JSON data
-        return self.adapter.load(record_from_json(Engine, engine), record_from_json(Device, device))
+        engine = record_from_json(Engine, engine)
+        hold = hold_engine(Path(engine.folder))
+        try:
+            session = self.adapter.load(engine, record_from_json(Device, device))
+        except BaseException:
+            if hold is not None:
+                hold.close()
+            raise
+        return session if hold is None else HeldSession(session, hold)
 
     def _session(self, params: Params) -> Session:
         try:

@@ -6,6 +6,7 @@ Each takes the value and returns it converted, or raises `ValueError` with the e
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -73,6 +74,19 @@ def text(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError("a text")
     return value
+
+
+def folders(value: object) -> tuple[str, ...]:
+    """Accepts a list of absolute folders, or one text of them as PATH has it; ~ is the home."""
+    if value is None:
+        return ()
+    parts = value.split(os.pathsep) if isinstance(value, str) else value
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise ValueError("a list of folders")
+    found = tuple(os.path.expanduser(part.strip()) for part in parts if part.strip())
+    if not all(os.path.isabs(part) for part in found):
+        raise ValueError("a list of absolute folders")
+    return found
 
 
 def flag(value: object) -> bool:

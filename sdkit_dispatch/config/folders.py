@@ -11,6 +11,9 @@ from sdkit_dispatch.errors import ConfigError
 
 HOME_VARIABLE = "SDKIT_DISPATCH_HOME"
 
+NO_HOME = Path(os.path.abspath(os.sep), "nonexistent", "sdkit-dispatch")
+"""Cannot be made by a user without a home folder: engines are built and not kept."""
+
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -25,7 +28,9 @@ def home_folder(environ: Mapping[str, str] | None = None) -> Path:
         import platformdirs
 
         # appauthor=False: Windows would put it under a folder of the author's name.
-        return platformdirs.user_data_path("sdkit-dispatch", appauthor=False)
+        folder = platformdirs.user_data_path("sdkit-dispatch", appauthor=False)
+        # Of a user without a home the ~ stays as it is, and would be made in the current folder.
+        return folder if folder.is_absolute() else NO_HOME
     folder = Path(os.path.expanduser(asked)).absolute()
     if folder.exists() and not folder.is_dir():
         raise ConfigError(

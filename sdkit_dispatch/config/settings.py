@@ -31,6 +31,9 @@ class Config:
         memory_budget_mb: Of loaded components together, in MB (10**6 bytes); None for the
             memory of the device.
         env: "auto", "managed", "current", or the path of a Python or of an environment.
+        store_quota_mb: What the stored engines may take together, in MB; None for no limit.
+        shared_stores: Home folders of others, whose engines are used and never written.
+        parallel_builds: How many engines may be compiled on this host at a time.
         sources: Key -> where its value came from, for whoever asks why.
     """
 
@@ -44,6 +47,9 @@ class Config:
     env: str = "auto"
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     strict: bool = False
+    store_quota_mb: int | None = None
+    shared_stores: tuple[str, ...] = ()
+    parallel_builds: int = 1
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
@@ -75,6 +81,9 @@ CONFIG_FIELDS: Mapping[str, fields.Check] = {
     "env": fields.text,
     "log_level": fields.one_of("debug", "info", "warning", "error"),
     "strict": fields.flag,
+    "store_quota_mb": _SIZE_MB,
+    "shared_stores": fields.folders,
+    "parallel_builds": fields.integer(1, 64),
 }
 
 
@@ -105,7 +114,9 @@ def load_config(
     sources = dict.fromkeys(CONFIG_FIELDS, "default")
 
     own = home / "config.yaml"
-    files = [shipped_folder("configs") / "default.yaml", *([own] if own.exists() else [])]
+    # os.path: a home that may not be read has no settings, and is no error.
+    is_there = os.path.exists(own)
+    files = [shipped_folder("configs") / "default.yaml", *([own] if is_there else [])]
     for path in [*files, *([file] if file else [])]:
         document = read_yaml(path)
         values |= checked(document, CONFIG_FIELDS)

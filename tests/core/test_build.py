@@ -14,7 +14,7 @@ import pytest
 
 from sdkit_dispatch import reference
 from sdkit_dispatch.build import Builder
-from sdkit_dispatch.cache import EngineStore, explain
+from sdkit_dispatch.cache import EngineStore
 from sdkit_dispatch.component_build import (
     BuildTools,
     ComponentBuilder,
@@ -43,6 +43,7 @@ from sdkit_dispatch.errors import (
 from sdkit_dispatch.failures import Failures
 from sdkit_dispatch.pipeline_files import read_pipeline
 from sdkit_dispatch.reference import Reference
+from sdkit_dispatch.store_explain import explain
 from sdkit_dispatch.workers import Workers
 from sdkit_null import SPEC
 from toy_pipeline import SIDE_PX, make_toy_pipeline

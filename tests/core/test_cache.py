@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from sdkit_dispatch import cache
-from sdkit_dispatch.cache import MANIFEST, EngineStore, Verdict, explain, new_manifest
+from sdkit_dispatch.cache import MANIFEST, EngineStore, Verdict, new_manifest
 from sdkit_dispatch.contract import SCHEMA_VERSION, BuildRequest
 from sdkit_dispatch.errors import CacheError
+from sdkit_dispatch.store_explain import explain
+from sdkit_dispatch.store_manifest import seal_of
 
 REQUEST = BuildRequest(
     vendor="null",
@@ -172,7 +173,7 @@ def edit_manifest(*, is_resealed: bool = True, **changes):
                 place = place[parent]
             place[last] = value
         if is_resealed:
-            document["sha256"] = cache._seal(document["manifest"])
+            document["sha256"] = seal_of(document["manifest"])
         (folder / MANIFEST).write_text(json.dumps(document))
 
     return edit

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -270,3 +271,35 @@ def test_a_misspelt_variable_is_said(tmp_path: Path, caplog: pytest.LogCaptureFi
     (record,) = caplog.records
     assert "SDKIT_DISPATCH_TREADS" in record.getMessage()
     assert "THREADS" in record.getMessage()
+
+
+def test_a_user_without_a_home_gets_no_folder_named_tilde(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unresolved_mock(name: str, *, appauthor: bool) -> Path:
+        return Path("~/.local/share") / name
+
+    monkeypatch.setattr("platformdirs.user_data_path", unresolved_mock)
+    home = home_folder({})
+    assert home.is_absolute()
+    assert "~" not in home.parts
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [("shared_stores: [/a, /b]", ("/a", "/b")), ("shared_stores:", ())],
+)
+def test_shared_stores_are_a_list_of_folders(tmp_path: Path, text: str, wanted: object) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    assert load_config(home=tmp_path, environ={}).shared_stores == wanted
+
+
+def test_shared_stores_in_a_variable_are_separated_as_in_path(tmp_path: Path) -> None:
+    environ = {"SDKIT_DISPATCH_SHARED_STORES": f"/a{os.pathsep}~/b"}
+    found = load_config(home=tmp_path, environ=environ).shared_stores
+    assert found == ("/a", str(Path.home() / "b"))
+
+
+@pytest.mark.parametrize("text", ["shared_stores: [a]", "shared_stores: [1]", "shared_stores: 7"])
+def test_a_shared_store_that_is_no_absolute_folder_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="shared_stores"):
+        load_config(home=tmp_path, environ={})

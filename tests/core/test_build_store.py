@@ -1,0 +1,262 @@
+"""Builds and their store: where it cannot be written, quotas, forecasts, turns, deep checks."""
+
+import errno
+import logging
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sdkit_dispatch.api import Choice, Dispatcher
+from sdkit_dispatch.build_slots import build_slot
+from sdkit_dispatch.cache import EngineStore
+from sdkit_dispatch.contract import Device, no_report
+from sdkit_dispatch.deep_check import check_deeply
+from sdkit_dispatch.errors import CacheError, CancelledByUser, CompileError, NoVendorError
+from sdkit_dispatch.failures import Failures, standing
+from sdkit_dispatch.store_explain import explain_entry
+from sdkit_dispatch.store_layout import UNWRITABLE
+from sdkit_null import SPEC
+from store_examples import REQUEST, publish, state_of
+from test_build import (  # noqa: F401 - fixtures
+    CPU,
+    Bench,
+    bench,
+    null_is_the_reference,
+    pipeline,
+    shared,
+)
+
+GPU = Device(
+    id="pci:0000:01:00.0", kind="discrete", maker="nvidia", name="A card", pci_address="01:00.0"
+)
+
+
+def build(bench, pipeline, report=no_report, *, options=None, **settings):  # noqa: F811
+    plan = bench.plan(**(options or {}))
+    return bench.builder(**settings).build(bench.want(pipeline), [plan], report)
+
+
+def test_a_home_that_cannot_exist_builds_without_keeping_and_warns(shared, pipeline, caplog):  # noqa: F811
+    if not sys.platform.startswith("linux"):
+        pytest.skip("needs /proc, in which nobody can make a folder")
+    lone = Bench(Path("/proc/no-home"), shared.workers)
+    result = build(lone, pipeline, must_check=False)
+    assert not result.is_stored
+    assert "not kept" in caplog.text
+    assert "/proc/no-home" in caplog.text
+    refuge = lone.store.home
+    assert build(lone, pipeline, must_check=False).is_hit  # as long as the process lives
+    lone.store.close()
+    assert not refuge.exists()
+
+
+def fail_to_write_below_mock(monkeypatch, home: Path, error: OSError) -> None:
+    """Makes the disk of one home refuse every folder; root can write even where nobody may."""
+    from sdkit_dispatch import cache
+
+    real = cache.prepare
+
+    def refuse(place: Path) -> None:
+        if place == home:
+            raise error
+        real(place)
+
+    monkeypatch.setattr(cache, "prepare", refuse)
+
+
+def test_a_store_that_cannot_be_written_still_serves_what_it_has(
+    bench,  # noqa: F811
+    pipeline,  # noqa: F811
+    monkeypatch,
+):
+    build(bench, pipeline)
+    own, engines = bench.store.home, state_of(bench.store.home / "engines")
+    bench.store.let_go()
+    fail_to_write_below_mock(monkeypatch, own, OSError(errno.EROFS, "Read-only file system"))
+    assert build(bench, pipeline).is_stored  # hits: nothing need be written
+    options = {"compile_steps": 4, "only_component": "unet"}
+    result = build(bench, pipeline, options=options)
+    assert not result.is_stored
+    assert {part.manifest.verdict.status for part in result.components} == {"passed"}
+    assert build(bench, pipeline).is_stored
+    bench.store.close()
+    assert state_of(own / "engines") == engines
+
+
+def test_a_full_disk_and_a_missing_permission_are_nobody_s_mistake():
+    assert {errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT} <= UNWRITABLE
+    assert not {errno.ENOTDIR, errno.EEXIST} & UNWRITABLE
+
+
+def test_a_disk_that_is_too_small_is_named_with_numbers(
+    bench,  # noqa: F811
+    pipeline,  # noqa: F811
+    monkeypatch,
+    caplog,
+):
+    from sdkit_dispatch import forecast
+
+    monkeypatch.setattr(forecast, "free_bytes", lambda folder: 1000)
+    with pytest.raises(CacheError, match=r"too full.*\d MB of disk \(0\.0 MB free\)") as caught:
+        build(bench, pipeline)
+    assert caught.value.concerns_store
+    assert "not kept" in caplog.text  # the temporary folder was tried too
+    bench.store.close()
+
+
+def test_a_build_says_beforehand_what_it_takes(bench, pipeline):  # noqa: F811
+    phases = []
+    first = build(bench, pipeline, lambda progress: phases.append(progress.phase))
+    assert first.forecast.components == ("text_encoder", "unet", "vae_decoder")
+    assert first.forecast.estimate_s is None
+    assert phases[0] == str(first.forecast)
+    assert "time unknown" in phases[0]
+    again = build(bench, pipeline)
+    assert again.forecast is None
+    other = build(bench, pipeline, options={"compile_steps": 4})
+    built_s = sum(part.manifest.build_s for part in first.components)
+    assert other.forecast.estimate_s == pytest.approx(built_s)
+    assert other.forecast.disk_bytes > 0
+    assert other.forecast.free_disk_bytes > 10**6
+    assert "about" in str(other.forecast)
+
+
+def test_a_store_over_its_quota_evicts_what_is_not_in_use_and_says_so(bench, pipeline, caplog):  # noqa: F811
+    first = build(bench, pipeline)
+    with caplog.at_level(logging.WARNING):
+        second = build(bench, pipeline, options={"compile_steps": 4}, quota_bytes=1)
+    old = {part.engine.key for part in first.components}
+    new = {part.engine.key for part in second.components}
+    assert {one.key for one in second.evicted} == old
+    assert {entry.key for entry in bench.store.entries()} == new
+    assert all(f"{key[:12]}" in caplog.text for key in old)
+
+
+def test_an_engine_that_a_worker_has_open_is_not_evicted(bench, pipeline):  # noqa: F811
+    built = build(bench, pipeline).components[0]
+    session = bench.workers.client(SPEC).load(built.engine, CPU)
+    bench.store.let_go()
+    assert not bench.store.evict(built.engine.key)
+    session.close()
+    assert bench.store.evict(built.engine.key)
+
+
+def test_a_build_waits_for_the_other_build_of_the_host_and_says_for_which(bench, pipeline):  # noqa: F811
+    def cancel(progress):
+        if progress.phase.startswith("wait for another build"):
+            raise CancelledByUser(progress.phase)
+
+    bench.store.locks.mkdir(parents=True)
+    with (
+        build_slot(bench.store.locks, "unet for x", count=1, while_waiting=lambda _: None),
+        pytest.raises(CancelledByUser, match=f"unet for x, pid {os.getpid()}, since"),
+    ):
+        build(bench, pipeline, cancel)
+    with build_slot(bench.store.locks, "unet for x", count=1, while_waiting=lambda _: None):
+        assert not build(bench, pipeline, cancel, parallel_builds=2).is_hit
+
+
+def test_a_stored_engine_is_explained_beside_its_nearest(bench, pipeline):  # noqa: F811
+    first = build(bench, pipeline).components[1]
+    assert explain_entry(bench.store, bench.store.read(first.engine.key)).nearest == ""
+    other = build(bench, pipeline, options={"compile_steps": 4}).components[1]
+    found = explain_entry(bench.store, bench.store.read(other.engine.key))
+    assert (found.status, found.nearest) == ("sound", first.engine.key)
+    (difference,) = found.differences
+    assert (difference.field, difference.wanted, difference.stored) == (
+        "options.compile_steps",
+        "4",
+        "3",
+    )
+
+
+@pytest.fixture
+def dispatcher(bench):  # noqa: F811
+    """A dispatcher on the bench's home; its workers are its own."""
+    with Dispatcher(home=bench.store.home) as running:
+        running._devices = [CPU]
+        yield running
+
+
+def test_a_deep_check_tells_right_wrong_and_unknown_engines_apart(bench, pipeline, dispatcher):  # noqa: F811
+    right = build(bench, pipeline)
+    drift = {"fault": "drift", "only_component": "unet"}
+    wrong = build(bench, pipeline, options=drift, must_check=False)
+    keys = {part.engine.key: part.component for part in wrong.components}
+    found = {one.key: one for one in check_deeply(dispatcher, list(dispatcher.store.entries()))}
+    assert {found[part.engine.key].status for part in right.components} == {"passed"}
+    assert {keys[key]: found[key].status for key in keys} == {
+        "text_encoder": "passed",
+        "unet": "failed",
+        "vae_decoder": "passed",
+    }
+    assert len(found) == 6
+
+
+def test_a_deep_check_says_what_it_could_not_check_and_why(bench, pipeline, dispatcher):  # noqa: F811
+    unet = build(bench, pipeline).components[1]
+    for note in (bench.store.home / "references").rglob("*.json"):
+        note.unlink()
+    entries = [bench.store.read(unet.engine.key)]
+    (opened,) = check_deeply(dispatcher, entries)
+    assert (opened.status, "no stored recording" in opened.message) == ("opened", True)
+    for note in (bench.store.memo / "uses").rglob("*.json"):
+        note.unlink()  # where its graph is: the null vendor maps the weights
+    (lost,) = check_deeply(dispatcher, entries)
+    assert (lost.status, "without its model" in lost.message) == ("unknown", True)
+    publish(bench.store)
+    (foreign,) = check_deeply(dispatcher, [bench.store.read(REQUEST.key)])
+    assert (foreign.status, "built with null 1 for" in foreign.message) == ("unknown", True)
+    dispatcher.specs = {}
+    (unknown,) = check_deeply(dispatcher, entries)
+    assert (unknown.status, "not part of" in unknown.message) == ("unknown", True)
+
+
+def test_require_gpu_makes_the_step_to_the_cpu_an_error_of_its_own(dispatcher, pipeline, tmp_path):  # noqa: F811
+    profile = tmp_path / "bad.yaml"
+    profile.write_text("options: {null: {fault: compile_error}}\n")
+    dispatcher._devices = [GPU, CPU]
+    choice = Choice(vendor="null", profile=str(profile), must_check=False)
+    with pytest.raises(CompileError, match=r"(?s)none of 2.*on cpu"):
+        dispatcher.build(pipeline, choice)
+    gpu_only = Choice(vendor="null", profile=str(profile), must_check=False, must_use_gpu=True)
+    for run in (dispatcher.build, lambda *args: dispatcher.load(*args).generate("a fox", steps=1)):
+        with pytest.raises(NoVendorError, match="--require-gpu forbids the CPU") as caught:
+            run(pipeline, gpu_only)
+        assert "on cpu" not in caught.value.message
+        assert caught.value.exit_code == 3
+    dispatcher._devices = [CPU]
+    with pytest.raises(NoVendorError, match="--require-gpu forbids a processor"):
+        dispatcher.build(pipeline, gpu_only)
+
+
+def test_a_plan_shows_the_failures_that_still_count(bench, pipeline, dispatcher):  # noqa: F811
+    with pytest.raises(CompileError):
+        build(bench, pipeline, options={"fault": "compile_error"})
+    report = dispatcher.plan_report(Choice(vendor="null"))
+    (failure,) = report.failures
+    assert (failure.component, failure.kind) == ("text_encoder", "CompileError")
+    assert failure.graph_digest == bench.want(pipeline).digests["text_encoder"][0]
+    known = list(Failures(bench.store.home).all())
+    newer = Device(id="cpu", kind="cpu", maker="unknown", name="a processor", driver="2")
+    assert standing(known, [newer], []) == ()
+    other = bench.plan()
+    assert standing(known, [CPU], [other]) == tuple(known)
+    assert standing(known, [CPU], [replace(other, runtime="null 99")]) == ()
+
+
+def test_engines_of_a_shared_store_serve_a_build(bench, pipeline, tmp_path):  # noqa: F811
+    build(bench, pipeline)
+    before = state_of(bench.store.home / "engines")
+    mine = Bench(tmp_path / "mine", bench.workers)
+    mine.store = EngineStore(tmp_path / "mine", shared=[bench.store.home])
+    assert build(mine, pipeline).is_hit
+    other = build(mine, pipeline, options={"compile_steps": 4})
+    assert not other.is_hit
+    assert all(
+        Path(part.engine.folder).is_relative_to(mine.store.home) for part in other.components
+    )
+    assert state_of(bench.store.home / "engines") == before
