@@ -143,15 +143,18 @@ def export_bundle(
 
     with _as_ours(store.home):
         _require_room(out.parent, progress.total_bytes)
-    with _as_ours(out), _appearing(out) as partial, partial.open("w+b") as stream:
-        writer = BundleWriter(stream)
+    with (
+        _as_ours(out),
+        _appearing(out) as partial,
+        partial.open("w+b") as stream,
+        BundleWriter(stream) as writer,
+    ):
         writer.write(INDEX, _stored(listing), iter([listing]))
         if signature is not None:
             text = signature_bytes(signature)
             writer.write(SIGNATURE, _stored(text), iter([text]))
         for name, stored in index.files.items():
             writer.write(name, stored, pieces(name))
-        writer.close()
     return ExportResult(
         path=str(out),
         size_bytes=out.stat().st_size,

@@ -23,7 +23,8 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar
+from types import TracebackType
+from typing import Any, BinaryIO, Protocol, Self, TypeVar
 
 from .bundle_names import collision, name_fault
 from .bundle_signature import Signature
@@ -119,7 +120,7 @@ def signature_bytes(signature: Signature) -> bytes:
 
 
 class BundleWriter:
-    """Writes the entries of a bundle one after the other."""
+    """Writes the entries of a bundle one after the other. A context manager."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._zip = zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED, strict_timestamps=True)
@@ -147,9 +148,18 @@ class BundleWriter:
                 f"'{name}' has changed since it was stored", "sdkit-dispatch cache verify"
             )
 
-    def close(self) -> None:
-        """Writes the directory."""
-        self._zip.close()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Writes the directory; after an error it does not matter what is written."""
+        with contextlib.suppress(*(() if kind is None else (OSError, ValueError))):
+            self._zip.close()
 
 
 class BundleReader:

@@ -34,7 +34,7 @@ CHECK_REVISION = 1
 MAX_ARRAYS = 4096
 MAX_REFERENCE = 200
 NPY = re.compile(
-    rb"\x93NUMPY\x01\x00..\{'descr': '(?P<dtype>[<|][biufU][0-9]{1,4})', "
+    rb"\x93NUMPY\x01\x00..\{'descr': '(?P<dtype>(?:[<|][biuf]|<U)[0-9]{1,4})', "
     rb"'fortran_order': False, 'shape': \((?P<shape>[0-9, ]{0,200})\), \} *\n",
     re.DOTALL,
 )
@@ -335,4 +335,6 @@ def _array_from_npy(data: bytes) -> Any:  # numpy.ndarray
     held_bytes = len(data) - header.end()
     if dtype.itemsize == 0 or math.prod(shape) * dtype.itemsize != held_bytes:
         raise ValueError(f"it holds {dtype}{list(shape)[:8]} in {held_bytes} bytes")
+    if dtype.kind == "U":
+        data[header.end() :].decode("utf-32-le")  # numpy does not look, and Python then fails
     return np.ndarray(shape, dtype, buffer=data, offset=header.end()).copy()
