@@ -1,0 +1,106 @@
+"""How many bytes a tensor claims, and whether it has them.
+
+A graph is somebody else's file. What a tensor says of its size is compared with what is there
+before anything takes memory for it: dims of 2^50, or two of 2^32 whose product wraps around to
+nothing, cost no more than an error.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import onnx
+from onnx import TensorProto
+from onnx.external_data_helper import ExternalDataInfo, uses_external_data
+
+from sdkit_dispatch.errors import PipelineError
+
+_PACKED = frozenset({TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1})
+_TYPED_FIELDS = (
+    "float_data",
+    "int32_data",
+    "int64_data",
+    "double_data",
+    "uint64_data",
+    "string_data",
+)
+MAX_RANK = 64
+"""More dimensions than numpy, or any runtime, takes."""
+_PER_ITEM = 8
+"""Elements in one item of a typed field at most: 4-bit numbers in an int32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExternalPart:
+    """Which bytes of which file hold a tensor; `location` is relative, and as the graph has it."""
+
+    location: str
+    start: int
+    end: int
+
+
+def tensor_bytes(tensor: onnx.TensorProto) -> int:
+    """Returns the size of a tensor's values.
+
+    Raises:
+        PipelineError: A dimension is negative, there are too many, or the element type is unknown.
+    """
+    if len(tensor.dims) > MAX_RANK or any(dim < 0 for dim in tensor.dims):
+        raise PipelineError(
+            f"the tensor '{tensor.name}' has the shape {list(tensor.dims)[:8]} in "
+            f"{len(tensor.dims)} dimensions"
+        )
+    count = math.prod(tensor.dims)
+    if tensor.data_type in _PACKED:
+        return (count + 1) // 2
+    try:
+        return count * int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+    except (KeyError, ValueError, TypeError) as error:
+        raise PipelineError(
+            f"the tensor '{tensor.name}' has the element type {tensor.data_type}, which is unknown"
+        ) from error
+
+
+def external_part(tensor: onnx.TensorProto) -> ExternalPart:
+    """Returns where the values of an external tensor are; reads no file.
+
+    Raises:
+        PipelineError: Its offset, length or size cannot be.
+    """
+    size_bytes = tensor_bytes(tensor)
+    try:
+        info = ExternalDataInfo(tensor)
+    except ValueError as error:
+        raise PipelineError(f"the tensor '{tensor.name}' has odd external data: {error}") from error
+    start = info.offset or 0
+    if info.length is not None and info.length < size_bytes:
+        raise PipelineError(
+            f"the tensor '{tensor.name}' has {info.length} bytes of external data, and its shape "
+            f"{list(tensor.dims)[:8]} needs {size_bytes}"
+        )
+    return ExternalPart(
+        location=info.location, start=start, end=start + (info.length or size_bytes)
+    )
+
+
+def require_held(tensor: onnx.TensorProto) -> None:
+    """Refuses a tensor in the graph file that claims more than it holds.
+
+    Raises:
+        PipelineError: Names it, with both sizes.
+    """
+    if uses_external_data(tensor):
+        return
+    needed_bytes, held = tensor_bytes(tensor), 0
+    if tensor.HasField("raw_data"):
+        held = len(tensor.raw_data)
+        is_held = held >= needed_bytes
+    else:
+        held = sum(len(getattr(tensor, name)) for name in _TYPED_FIELDS)
+        is_held = math.prod(tensor.dims) <= held * _PER_ITEM
+    if not is_held:
+        raise PipelineError(
+            f"the tensor '{tensor.name}' has the shape {list(tensor.dims)[:8]}, that is "
+            f"{needed_bytes} bytes, and holds {held}"
+        )
