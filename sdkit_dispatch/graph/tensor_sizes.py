@@ -17,18 +17,11 @@ from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 from sdkit_dispatch.errors import PipelineError
 
 _PACKED = frozenset({TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1})
-_TYPED_FIELDS = (
-    "float_data",
-    "int32_data",
-    "int64_data",
-    "double_data",
-    "uint64_data",
-    "string_data",
-)
+_COMPLEX = frozenset({TensorProto.COMPLEX64, TensorProto.COMPLEX128})
 MAX_RANK = 64
 """More dimensions than numpy, or any runtime, takes."""
-_PER_ITEM = 8
-"""Elements in one item of a typed field at most: 4-bit numbers in an int32."""
+MAX_CELLS = 1 << 48
+"""Of a shape in which a 0 counts as 1: numpy refuses [0, 2^63 - 1], which holds nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +37,10 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
     """Returns the size of a tensor's values.
 
     Raises:
-        PipelineError: A dimension is negative, there are too many, or the element type is unknown.
+        PipelineError: The shape cannot be, or the element type is unknown.
     """
-    if len(tensor.dims) > MAX_RANK or any(dim < 0 for dim in tensor.dims):
+    is_odd = len(tensor.dims) > MAX_RANK or any(dim < 0 for dim in tensor.dims)
+    if is_odd or math.prod(max(dim, 1) for dim in tensor.dims) > MAX_CELLS:
         raise PipelineError(
             f"the tensor '{tensor.name}' has the shape {list(tensor.dims)[:8]} in "
             f"{len(tensor.dims)} dimensions"
@@ -85,22 +79,25 @@ def external_part(tensor: onnx.TensorProto) -> ExternalPart:
 
 
 def require_held(tensor: onnx.TensorProto) -> None:
-    """Refuses a tensor in the graph file that claims more than it holds.
+    """Refuses a tensor in the graph file that does not hold what it claims.
 
     Raises:
         PipelineError: Names it, with both sizes.
     """
     if uses_external_data(tensor):
         return
-    needed_bytes, held = tensor_bytes(tensor), 0
-    if tensor.HasField("raw_data"):
-        held = len(tensor.raw_data)
-        is_held = held >= needed_bytes
+    needed_bytes, count = tensor_bytes(tensor), math.prod(tensor.dims)
+    if tensor.raw_data:
+        held, unit, is_held = len(tensor.raw_data), "bytes", len(tensor.raw_data) == needed_bytes
     else:
-        held = sum(len(getattr(tensor, name)) for name in _TYPED_FIELDS)
-        is_held = math.prod(tensor.dims) <= held * _PER_ITEM
+        field = onnx.helper.tensor_dtype_to_field(tensor.data_type)
+        held, unit = len(getattr(tensor, field)), f"items of {field}"
+        # Of 4-bit numbers, writers put two or eight into an item.
+        is_packed = tensor.data_type in _PACKED
+        wanted = 2 * count if tensor.data_type in _COMPLEX else count
+        is_held = held * 8 >= count if is_packed else held == wanted
     if not is_held:
         raise PipelineError(
             f"the tensor '{tensor.name}' has the shape {list(tensor.dims)[:8]}, that is "
-            f"{needed_bytes} bytes, and holds {held}"
+            f"{needed_bytes} bytes, and holds {held} {unit}"
         )

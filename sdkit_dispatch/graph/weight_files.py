@@ -12,7 +12,7 @@ from onnx import TensorProto, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
 from sdkit_dispatch.errors import PipelineError
-from sdkit_dispatch.graph.tensor_sizes import external_part, tensor_bytes
+from sdkit_dispatch.graph.tensor_sizes import external_part, require_held, tensor_bytes
 
 PIECE_BYTES = 16 << 20
 """Read, converted and written at once."""
@@ -47,9 +47,11 @@ def pieces_of(tensor: onnx.TensorProto, folder: Path) -> Iterator[Any]:
     """Yields the values of a tensor as flat little-endian byte arrays (numpy.uint8).
 
     Raises:
-        PipelineError: The external file lies outside `folder`, is missing or too short.
+        PipelineError: The external file lies outside `folder`, is missing or too short; or the
+            tensor claims what it does not hold.
     """
     if not uses_external_data(tensor):
+        require_held(tensor)
         data = tensor.raw_data or numpy_helper.to_array(tensor).tobytes()
         yield from _cut(np.frombuffer(data, np.uint8))
         return
