@@ -203,7 +203,7 @@ def import_bundle(
             raise CacheError(f"'{path}' is refused:{refusal}", "take it all the same with --force")
         progress = _Progress(report, "unpack", bundle.size_bytes)
         with _as_ours(store.home), ExitStack() as stack:
-            _require_room(store.home, bundle.size_bytes)
+            _require_room(store.home, _new_bytes(bundle.index, store))
             # In the order of the keys, so that two imports never wait for each other.
             staged = {
                 key: _staged(bundle, key, store=store, stack=stack, progress=progress)
@@ -324,6 +324,13 @@ def _recording(bundle: BundleReader, name: str, progress: _Progress) -> bytes:
     if recording_from_bytes(data) is None:
         raise CacheError(f"the bundle's recording {name[:12]} is damaged", "have it made again")
     return data
+
+
+def _new_bytes(index: Index, store: EngineStore) -> int:
+    """Returns what an import needs on the disk: what is there already is not unpacked again."""
+    return sum(
+        manifest.size_bytes for key, manifest in index.engines.items() if store.read(key) is None
+    ) + sum(stored.size_bytes for stored in index.references.values())
 
 
 def _stored(data: bytes) -> StoredFile:

@@ -69,7 +69,7 @@ def test_bytes(sound, sandbox, tmp_path):
         file.write_bytes(data)
         sandbox.take(file)
 
-    fuzz(mutated(sound), check, examples=400)
+    fuzz(mutated(sound), check, examples=150)
 
 
 def test_indexes_that_are_sealed_again(sound, sandbox, tmp_path):
@@ -82,7 +82,7 @@ def test_indexes_that_are_sealed_again(sound, sandbox, tmp_path):
         rows = [(INDEX, sealed(changed)), *list(entries.items())[1:]]
         sandbox.take(write_zip(tmp_path / "b.sdkit", rows))
 
-    fuzz(changed_json(content), check, examples=300)
+    fuzz(changed_json(content), check, examples=100)
 
 
 def test_the_bundle_that_is_spoilt_above_is_taken(sound, sandbox, tmp_path):

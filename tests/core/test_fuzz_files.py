@@ -37,7 +37,7 @@ def test_frames():
             while read_frame(reader) is not None:
                 pass
 
-    fuzz(mutated(stream.getvalue()), check, examples=800)
+    fuzz(mutated(stream.getvalue()), check, examples=150)
 
 
 class TestManifests:
@@ -63,7 +63,7 @@ class TestManifests:
             file.write_bytes(data)
             self.check_store(store)
 
-        fuzz(mutated(file.read_bytes()), check, examples=300)
+        fuzz(mutated(file.read_bytes()), check, examples=150)
 
     def test_content_that_is_sealed_again(self, store):
         """Whoever can write to the store can also compute a seal."""
@@ -75,7 +75,7 @@ class TestManifests:
             file.write_text(json.dumps(document))
             self.check_store(store)
 
-        fuzz(changed_json(sound), check, examples=300)
+        fuzz(changed_json(sound), check, examples=150)
 
 
 def test_recordings_that_are_sealed_again():
@@ -83,7 +83,7 @@ def test_recordings_that_are_sealed_again():
         found = recording_from_bytes(hashlib.sha256(data).digest() + data)
         assert found is None or isinstance(found, Recording)
 
-    fuzz(mutated(recording_bytes(RECORDING)[32:]), check, examples=800)
+    fuzz(mutated(recording_bytes(RECORDING)[32:]), check, examples=150)
 
 
 @pytest.mark.parametrize("name", ["sample", "sd15"])
@@ -96,7 +96,7 @@ def test_profiles(name, tmp_path):
         with suppress(ConfigError):
             load_profile(file, home=tmp_path)
 
-    fuzz(mutated(sound), check, examples=120)
+    fuzz(mutated(sound), check, examples=60)
 
 
 def test_configs(tmp_path):
@@ -108,7 +108,7 @@ def test_configs(tmp_path):
         with suppress(ConfigError):
             load_config(file, home=tmp_path)
 
-    fuzz(mutated(sound), check, examples=120)
+    fuzz(mutated(sound), check, examples=60)
 
 
 def test_aliases_that_expand_to_gigabytes(tmp_path):
@@ -133,5 +133,5 @@ def test_keys(tmp_path):
             with suppress(ConfigError):
                 assert read_key(str(file), prefix).startswith(prefix)
 
-    fuzz(mutated(public.encode()) | mutated(secret.encode()) | st.binary(), check, examples=200)
+    fuzz(mutated(public.encode()) | mutated(secret.encode()) | st.binary(), check, examples=80)
     shutil.rmtree(tmp_path)

@@ -137,7 +137,7 @@ def test_graphs_in_the_callers_process(pipeline):
         with suppress(DispatchError):
             read_all(pipeline)
 
-    fuzz(graphs(file.read_bytes()), check, examples=300)
+    fuzz(graphs(file.read_bytes()), check, examples=150)
     assert sorted(path.name for path in pipeline.parent.iterdir()) == ["pipeline"]
 
 
@@ -179,7 +179,7 @@ def test_graphs_in_a_worker(pipeline, tmp_path):
             shutil.rmtree(out)
 
     try:
-        fuzz(graphs(sound), check, examples=12)
+        fuzz(graphs(sound), check, examples=8)
     finally:
         for one in clients:
             one.close()
