@@ -25,7 +25,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from .bundle_file import (
     INDEX,
@@ -126,11 +126,10 @@ def export_bundle(
         references={name: _stored(data) for name, data in references.items()},
     )
     listing = index_bytes(index)
-    private = PathFinder([Path.home(), store.home])
+    private = PathFinder([Path(os.path.expanduser("~")), store.home])
     for key, manifest in index.engines.items():
-        private.require_none(
-            [str(record_to_json(manifest)).encode()], f"the manifest of {key[:12]}"
-        )
+        texts = (text.encode("utf-8", "replace") for text in _texts(record_to_json(manifest)))
+        private.require_none(texts, f"the manifest of {key[:12]}")
     signature = None if secret is None else sign(listing, secret)
     progress = _Progress(report, "pack", sum(one.size_bytes for one in index.files.values()))
     recordings = {reference_entry(name): data for name, data in references.items()}
@@ -261,6 +260,9 @@ class _Progress:
         self._phase = f"{verb} {total_bytes / 1e6:.1f} MB"
         self._done_bytes = 0
 
+    def say(self, phase: str) -> None:
+        self._report(Progress(phase=phase))
+
     def add(self, size_bytes: int) -> None:
         self._done_bytes += size_bytes
         fraction = min(self._done_bytes / max(self.total_bytes, 1), 1.0)
@@ -274,6 +276,19 @@ def _sound(entry: Entry) -> Manifest:
             f"sdkit-dispatch cache remove {entry.key[:12]}",
         )
     return entry.manifest
+
+
+def _texts(data: Any) -> Iterator[str]:  # Any: JSON data
+    """Yields every text in JSON data, each with an end of its own."""
+    if isinstance(data, dict):
+        for name, value in data.items():
+            yield f"{name}\n"
+            yield from _texts(value)
+    elif isinstance(data, list | tuple):
+        for value in data:
+            yield from _texts(value)
+    elif isinstance(data, str):
+        yield f"{data}{os.sep}\n"  # a folder at the end of a text counts too
 
 
 def _travelling(manifest: Manifest) -> Manifest:
@@ -298,7 +313,7 @@ def _staged(
     """Unpacks one engine beside the store and compares it; None if the store has it already."""
 
     def wait() -> None:
-        progress.add(0)
+        progress.say(f"wait: another process builds {bundle.index.engines[key].request.component}")
 
     stack.enter_context(store.locked(key, while_waiting=wait))
     there = store.read(key)

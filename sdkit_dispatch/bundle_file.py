@@ -182,7 +182,7 @@ class BundleReader:
             text = self._small(plain.pop(0), MAX_SIGNATURE_BYTES)
             self.signature = _parsed(Signature, _json(text, SIGNATURE), SIGNATURE)
         self._infos = {info.filename: info for info in plain}
-        expected = self.index.files
+        self.files = expected = self.index.files
         if [info.filename for info in plain] != list(expected):
             odd = sorted(set(expected) ^ set(self._infos))
             what = f"'{odd[0][:200]}' is in one only" if odd else "a name is there twice, or moved"
@@ -204,7 +204,7 @@ class BundleReader:
         Raises:
             CacheError: Its content is not what the index says.
         """
-        stored = self.index.files[name]
+        stored = self.files[name]
         digest, left = hashlib.sha256(), stored.size_bytes
         with reading():
             entry = self._zip.open(self._infos[name])

@@ -127,6 +127,26 @@ def test_an_existing_engine_is_kept_and_a_damaged_one_replaced(packed, tmp_path)
     assert store.verify(store.read(REQUEST.key)) == ""
 
 
+def test_an_engine_does_not_inherit_what_was_said_of_other_bytes_under_its_key(packed, tmp_path):
+    """Compilers are not deterministic, and a bundle may hold anything under a key."""
+    store = publish(tmp_path / "there", verdict=Verdict(status="unchecked"))
+    store.keep_later_verdict(REQUEST.key, "gpu 1", Verdict(status="passed"))
+    assert take(packed, tmp_path / "there").engines[0].state == "kept"
+    assert store.later_verdict(REQUEST.key, "gpu 1").status == "passed"
+    store.remove(REQUEST.key)
+    assert take(packed, tmp_path / "there").engines[0].state == "added"
+    assert store.later_verdict(REQUEST.key, "gpu 1") is None
+
+
+def test_an_option_that_names_a_folder_of_this_machine_is_not_exported(tmp_path):
+    home = tmp_path / "home"
+    for value in (f"{home}/lib.so", str(home), [{"path": f"{home}/x"}]):
+        shutil.rmtree(home, ignore_errors=True)
+        store = publish(home, replace(REQUEST, options={"library": value}))
+        with pytest.raises(CacheError, match="the manifest of .* names a folder"):
+            export(store, tmp_path / "a.sdkit")
+
+
 def test_a_recording_that_is_there_is_never_replaced(packed, tmp_path):
     place = tmp_path / "there" / "references" / "imported" / f"{RECORDING_NAME}.npz"
     place.parent.mkdir(parents=True)

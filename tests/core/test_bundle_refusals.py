@@ -257,28 +257,16 @@ def test_a_header_that_lies_is_refused(field, sound, tmp_path, refused):
     refused(tmp_path / "bad.sdkit", "compressed|encrypted")
 
 
-def test_an_enormous_directory_is_not_read(sound, tmp_path, refused):
+def test_an_enormous_directory_is_not_read(tmp_path):
     """The end of the file claims a directory of 1 GB; the file is long enough for it."""
     bad = tmp_path / "bad.sdkit"
     with bad.open("wb") as stream:
         stream.truncate(1 << 30)  # a hole: it takes no room
         stream.seek(0, os.SEEK_END)
         stream.write(struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, 9, 9, 1 << 30, 0, 0))
-    before = tree_size()
-    refused_big(bad)
-    assert tree_size() - before < 64 << 20
-    bad.unlink()
-
-
-def tree_size() -> int:
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def refused_big(path: Path) -> None:
-    with pytest.raises(CacheError, match="has more than"), bundle_file.open_bundle(path):
+    with pytest.raises(CacheError, match="has more than"), bundle_file.open_bundle(bad):
         pass
+    bad.unlink()
 
 
 INDEX_EDITS = {
