@@ -342,6 +342,9 @@ class EngineStore:
             _flush(place)
         target = self.folder(manifest.key)
         self.remove(manifest.key)
+        # They are of other bytes: what came before, or what an import replaces.
+        for note in (self.memo / "verdicts").glob(f"{manifest.key}-*.json"):
+            note.unlink(missing_ok=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(folder, target)
         _flush(target.parent)

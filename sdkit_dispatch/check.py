@@ -10,6 +10,11 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import logging
+import math
+import re
+import struct
+import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,8 +28,18 @@ from .contract import Arrays, GenerateRequest, Precision
 from .errors import NumericError
 from .whole_file import write_whole
 
+log = logging.getLogger(__name__)
+
 CHECK_REVISION = 1
 """Raised when the recorded run changes; part of a recording's name."""
+MAX_ARRAYS = 4096
+MAX_REFERENCE = 200
+NPY = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '(?P<dtype>(?:[<|][biuf]|<U)[0-9]{1,4})', "
+    rb"'fortran_order': False, 'shape': \((?P<shape>[0-9, ]{0,200})\), \} *\n",
+    re.DOTALL,
+)
+"""The start of an array as `numpy.savez` writes those that we record: numbers, and one text."""
 DIGEST_BYTES = hashlib.sha256().digest_size
 CASES_PER_COMPONENT = 4
 PROMPT = "a photograph of a red fox in the snow, sharp focus"
@@ -245,16 +260,21 @@ def arrays_from_recording(recording: Recording) -> dict[str, Any]:  # Any: numpy
     }
 
 
+def recording_bytes(recording: Recording) -> bytes:
+    """Returns a recording as it is stored: the sha256 of an npz archive, and the archive."""
+    buffer = io.BytesIO()
+    np.savez(buffer, reference=np.array(recording.reference), **arrays_from_recording(recording))
+    data = buffer.getvalue()
+    return hashlib.sha256(data).digest() + data
+
+
 def save_recording(path: Path, recording: Recording) -> None:
     """Writes a recording whole or not at all.
 
     Raises:
         OSError: The disk is full or read-only.
     """
-    buffer = io.BytesIO()
-    np.savez(buffer, reference=np.array(recording.reference), **arrays_from_recording(recording))
-    data = buffer.getvalue()
-    write_whole(path, hashlib.sha256(data).digest() + data)
+    write_whole(path, recording_bytes(recording))
 
 
 def index_recording(path: Path, digests: Mapping[str, tuple[str, str]]) -> None:
@@ -276,15 +296,64 @@ def recordings_of(home: Path, component: str, digests: tuple[str, str]) -> list[
 
 
 def load_recording(path: Path) -> Recording | None:
-    """Reads a recording: the sha256 of an npz archive, and the archive. None if it is damaged."""
+    """Reads a recording; None if there is none, or it is damaged."""
     try:
-        sealed = path.read_bytes()
+        return recording_from_bytes(path.read_bytes())
     except OSError:
         return None
+
+
+def recording_from_bytes(sealed: bytes) -> Recording | None:
+    """Returns what `recording_bytes` stored; None if it is damaged.
+
+    It may come from elsewhere: no array is larger than the bytes that hold it, and none holds
+    objects, which would have to be unpickled.
+    """
     digest, data = sealed[:DIGEST_BYTES], sealed[DIGEST_BYTES:]
     if hashlib.sha256(data).digest() != digest:
         return None
-    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-        arrays = {name: archive[name] for name in archive.files}
-    reference = str(arrays.pop("reference"))
-    return recording_from_arrays(arrays, reference=reference)
+    try:
+        arrays = _arrays_from_npz(data)
+        reference = str(arrays.pop("reference"))
+        if not reference.isprintable() or len(reference) > MAX_REFERENCE:
+            return None
+        return recording_from_arrays(arrays, reference=reference)
+    except (
+        *(zipfile.BadZipFile, struct.error, EOFError, OSError, NotImplementedError),
+        *(RuntimeError, ValueError, KeyError, TypeError, OverflowError),
+    ) as error:
+        log.warning("a recording is not used: %s", error)
+        return None
+
+
+def _arrays_from_npz(data: bytes) -> dict[str, Any]:  # Any: numpy.ndarray
+    arrays: dict[str, Any] = {}
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        infos = archive.infolist()
+        total_bytes = sum(info.file_size for info in infos)
+        if len(infos) > MAX_ARRAYS or total_bytes > len(data):
+            raise ValueError(f"{len(infos)} arrays of {total_bytes} bytes in {len(data)}")
+        for info in infos:
+            name, suffix = info.filename[:-4], info.filename[-4:]
+            if info.compress_type != zipfile.ZIP_STORED or suffix != ".npy" or name in arrays:
+                raise ValueError(f"'{info.filename[:80]}' is no array of a recording")
+            arrays[name] = _array_from_npy(archive.read(info))
+    return arrays
+
+
+def _array_from_npy(data: bytes) -> Any:  # numpy.ndarray
+    """Reads an array whose header says no more than its bytes hold.
+
+    numpy's own reader evaluates the header as Python and takes memory by what it says.
+    """
+    header = NPY.match(data)
+    if header is None:
+        raise ValueError("it holds an array whose header numpy would not have written for us")
+    dtype = np.dtype(header["dtype"].decode())
+    shape = tuple(int(size) for size in header["shape"].replace(b",", b" ").split())
+    held_bytes = len(data) - header.end()
+    if dtype.itemsize == 0 or math.prod(shape) * dtype.itemsize != held_bytes:
+        raise ValueError(f"it holds {dtype}{list(shape)[:8]} in {held_bytes} bytes")
+    if dtype.kind == "U":
+        data[header.end() :].decode("utf-32-le")  # numpy does not look, and Python then fails
+    return np.ndarray(shape, dtype, buffer=data, offset=header.end()).copy()

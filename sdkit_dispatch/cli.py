@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import cli_cleaning  # noqa: F401 - it adds its commands to the cache's
+from .cli_bundle import bundle_app
 from .cli_cache import cache_app
 from .cli_options import (
     Batch,
@@ -58,6 +59,7 @@ app = typer.Typer(
 )
 app.add_typer(vendors_app, name="vendors")
 app.add_typer(cache_app, name="cache")
+app.add_typer(bundle_app, name="bundle")
 
 
 def _show_version(is_asked: bool) -> None:

@@ -44,12 +44,15 @@ TOKENIZERS: Mapping[str, tuple[str, ...]] = {
     "sd": ("tokenizer",),
     "sdxl": ("tokenizer", "tokenizer_2"),
 }
+PICKLES = frozenset({".ckpt", ".bin", ".pt", ".pth", ".pkl"})
 MAX_JSON_BYTES = 8 << 20
 MAX_GRAPH_BYTES = (2 << 30) - 1
 """Protobuf's own limit."""
 MEMO_FROM_BYTES = 32 << 20
 """Smaller files are hashed each time: it costs a few milliseconds."""
-GRAPH_FACTS_REVISION = 2
+MAX_GRAPH_ENDS = 1000
+"""Inputs, and outputs, of a graph."""
+GRAPH_FACTS_REVISION = 3
 """Raised when `_graph_facts` says something new."""
 RACY_S = 2.0
 """A file changed more recently is not memoised: a second change could keep the same time stamp."""
@@ -122,6 +125,12 @@ def read_pipeline(folder: Path, *, memo: Path | None = None) -> Pipeline:
         is_folder, is_file = folder.is_dir(), folder.is_file()
     except OSError as error:  # a name that is too long, or a current folder that is gone
         raise PipelineError(f"'{folder}' cannot be read: {error.strerror or error}") from error
+    if is_file and folder.suffix.lower() in PICKLES:
+        raise PipelineError(
+            f"'{folder}' is a pickled checkpoint: whoever made it runs code where it is opened, so "
+            "it never is",
+            "take the model's .safetensors file, and export that to an ONNX pipeline folder",
+        )
     if not is_folder:
         raise PipelineError(
             f"'{folder}' is {'a file' if is_file else 'not there'}; a pipeline folder was expected",
@@ -251,7 +260,7 @@ def _read_component(name: str, path: Path, memo: Path | None) -> Component:
     if not isinstance(facts, dict) or set(facts) != {"inputs", "outputs", "external", "dtype"}:
         facts = _graph_facts(path)
         _write_memo(note, [GRAPH_FACTS_REVISION], facts)
-    external = tuple(_checked_external(path, location) for location in facts["external"])
+    external = tuple(_checked_external(path, *row) for row in facts["external"])
     return Component(
         name=name,
         onnx=path,
@@ -267,13 +276,14 @@ def _tensors(rows: list[Any]) -> tuple[GraphTensor, ...]:  # Any: rows of JSON d
     return tuple(GraphTensor(name=row[0], dtype=row[1], dims=tuple(row[2])) for row in rows)
 
 
-def _checked_external(graph: Path, location: str) -> Path:
+def _checked_external(graph: Path, location: str, least_bytes: int) -> Path:
     """Returns the external data file, which must really lie inside the folder of the graph."""
     path = graph.parent / location
     try:
         base, real = graph.parent.resolve(), path.resolve()
         is_inside = bool(location) and not Path(location).is_absolute()
-        is_inside = is_inside and real.is_relative_to(base)
+        is_inside = is_inside and ".." not in Path(location).parts and real.is_relative_to(base)
+        is_file = path.is_file()
     except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, a loop of links
         raise PipelineError(f"'{graph}' has external data at {location[:80]!r}: {error}") from error
     if not is_inside:
@@ -281,10 +291,16 @@ def _checked_external(graph: Path, location: str) -> Path:
             f"'{graph}' has external data at '{location}', outside its folder",
             "copy the data file beside the graph and export again; links out are not followed",
         )
-    if not path.is_file():
+    if not is_file:
         raise PipelineError(
             f"'{graph}' needs the external data file '{path}', which is missing",
             "copy it from where the pipeline was exported",
+        )
+    if path.stat().st_size < least_bytes:
+        raise PipelineError(
+            f"'{graph}' has tensors that end at byte {least_bytes} of '{path}', which has "
+            f"{path.stat().st_size} bytes",
+            "copy it again from where the pipeline was exported",
         )
     return path
 
@@ -294,8 +310,9 @@ def _graph_facts(path: Path) -> dict[str, Any]:
     import onnx
     from google.protobuf.message import DecodeError
 
-    from .graph.external_data import external_locations
+    from .graph.external_data import external_sizes, tensors_of
     from .graph.static_shapes import free_inputs
+    from .graph.tensor_sizes import require_held
 
     try:
         model = onnx.load(path, load_external_data=False)
@@ -305,15 +322,23 @@ def _graph_facts(path: Path) -> dict[str, Any]:
         ) from error
     if not model.graph.node:
         raise PipelineError(f"'{path}' holds an ONNX graph without nodes")
-    names = [value.name for value in (*model.graph.input, *model.graph.output)]
-    locations = external_locations(model)
+    inputs, outputs = free_inputs(model.graph), list(model.graph.output)
+    if max(len(inputs), len(outputs)) > MAX_GRAPH_ENDS:
+        raise PipelineError(f"'{path}' has {len(inputs)} inputs and {len(outputs)} outputs")
+    try:
+        for tensor in tensors_of(model.graph):
+            require_held(tensor)
+        locations = external_sizes(model)
+    except PipelineError as error:
+        raise PipelineError(f"'{path}': {error.message}", "export the pipeline again") from error
+    names = [value.name for value in (*inputs, *outputs)]
     if not all(isinstance(text, str) for text in (*names, *locations)):
         raise PipelineError(f"'{path}' holds names that are no text", "export the pipeline again")
     return {
-        "inputs": [_tensor_row(path, value) for value in free_inputs(model.graph)],
-        "outputs": [_tensor_row(path, value) for value in model.graph.output],
+        "inputs": [_tensor_row(path, value) for value in inputs],
+        "outputs": [_tensor_row(path, value) for value in outputs],
         "dtype": _weights_dtype(model.graph),
-        "external": locations,
+        "external": sorted(locations.items()),
     }
 
 

@@ -66,20 +66,24 @@ class Reference:
     ) -> Recording | None:
         """Returns what the components must compute for these shapes.
 
-        None if the reference cannot be had; `missing` says why, and engines stay unchecked.
+        Without the reference itself, a recording that came in a bundle serves: it shows that an
+        engine computes on this device what its maker's reference computed. A recording that is
+        made here always comes first: it need not be believed.
+
+        None if neither can be had; `missing` says why, and engines stay unchecked.
 
         Raises:
             WorkerError: The reference's worker was killed from outside.
         """
+        recorded = recorded_request(request)
         spec = self._workers.specs.get(VENDOR)
         if spec is None:
-            self.missing = f"the vendor '{VENDOR}' is not part of this installation"
-            return None
+            why = f"the vendor '{VENDOR}' is not part of this installation"
+            return self._imported(pipeline, recorded, digests, token_chunks, why)
         plan = self._workers.probe(spec, self._device, None, OPTIONS)
         if isinstance(plan, Rejection):
-            self.missing = f"the vendor '{VENDOR}' cannot serve as the reference: {plan.reason}"
-            return None
-        recorded = recorded_request(request)
+            why = f"the vendor '{VENDOR}' cannot serve as the reference: {plan.reason}"
+            return self._imported(pipeline, recorded, digests, token_chunks, why)
         maker = [spec.revision, plan.runtime, plan.target, dict(plan.options), token_chunks]
         name = recording_name(digests, pipeline.configs, recorded, [*maker, graph.REVISION])
         path = _file(self._store.home, name)
@@ -108,6 +112,21 @@ class Reference:
                 raise  # from outside: it says nothing of the reference
             self.missing = f"the reference could not be made: {error}"
             return None
+
+    def _imported(
+        self,
+        pipeline: Pipeline,
+        recorded: GenerateRequest,
+        digests: Mapping[str, tuple[str, str]],
+        token_chunks: int,
+        why: str,
+    ) -> Recording | None:
+        name = portable_name(pipeline, recorded, digests, token_chunks=token_chunks)
+        found = load_recording(imported_path(self._store.home, name))
+        if found is None:
+            self.missing = why
+            return None
+        return replace(found, reference=f"{found.reference}, from a bundle")
 
     def _record(
         self,
@@ -140,6 +159,23 @@ class Reference:
             }
             answer = client.record(params, prefixed)
         return recording_from_arrays(answer.arrays, reference=plan.runtime)
+
+
+def portable_name(
+    pipeline: Pipeline,
+    recorded: GenerateRequest,
+    digests: Mapping[str, tuple[str, str]],
+    *,
+    token_chunks: int,
+) -> str:
+    """Returns the name of a recording in a bundle: the same whichever reference made it."""
+    maker = ["portable", token_chunks, graph.REVISION]
+    return recording_name(digests, pipeline.configs, recorded, maker)
+
+
+def imported_path(home: Path, name: str) -> Path:
+    """Returns where a recording from a bundle is; never where one that was made here could be."""
+    return home / "references" / "imported" / f"{name}.npz"
 
 
 def _compile(

@@ -19,8 +19,9 @@ from onnx import TensorProto, helper
 from sdkit_dispatch.errors import CompileError
 from sdkit_dispatch.graph.opset import raise_opset
 from sdkit_dispatch.graph.precision_rules import FLOAT_TYPES, STASHING_OP_TYPES, full_nodes
+from sdkit_dispatch.graph.tensor_sizes import tensor_bytes
 from sdkit_dispatch.graph.value_types import element_types, inline_functions, type_variables
-from sdkit_dispatch.graph.weight_files import WeightWriter, load_small_tensors, tensor_bytes
+from sdkit_dispatch.graph.weight_files import WeightWriter, load_small_tensors
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
-from onnx.external_data_helper import ExternalDataInfo, uses_external_data
+from onnx.external_data_helper import uses_external_data
 
 from sdkit_dispatch.errors import PipelineError
+from sdkit_dispatch.graph.tensor_sizes import external_part, require_held, tensor_bytes
 
 PIECE_BYTES = 16 << 20
 """Read, converted and written at once."""
@@ -30,16 +31,7 @@ _DATA_FIELDS = (
     "external_data",
     "data_location",
 )
-_PACKED = frozenset({TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1})
 _HALF_MAX = 65504.0
-
-
-def tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """Returns the size of a tensor's values."""
-    count = int(np.prod(tensor.dims, dtype=np.int64))
-    if tensor.data_type in _PACKED:
-        return (count + 1) // 2
-    return count * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
 
 
 def load_small_tensors(model: onnx.ModelProto, folder: Path, limit_bytes: int) -> None:
@@ -55,22 +47,28 @@ def pieces_of(tensor: onnx.TensorProto, folder: Path) -> Iterator[Any]:
     """Yields the values of a tensor as flat little-endian byte arrays (numpy.uint8).
 
     Raises:
-        PipelineError: The external file lies outside `folder`, is missing or too short.
+        PipelineError: The external file lies outside `folder`, is missing or too short; or the
+            tensor claims what it does not hold.
     """
     if not uses_external_data(tensor):
+        require_held(tensor)
         data = tensor.raw_data or numpy_helper.to_array(tensor).tobytes()
         yield from _cut(np.frombuffer(data, np.uint8))
         return
-    info = ExternalDataInfo(tensor)
-    path = (folder / info.location).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        raise PipelineError(f'"{tensor.name}" has its data at "{info.location}", out of {folder}')
+    part = external_part(tensor)
+    try:
+        path = (folder / part.location).resolve()
+        is_inside = path.is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, a loop of links
+        raise PipelineError(f'"{tensor.name}" has its data at an odd place: {error}') from error
+    if not is_inside:
+        raise PipelineError(f'"{tensor.name}" has its data at "{part.location}", out of {folder}')
     size_bytes = tensor_bytes(tensor)
     if size_bytes == 0:
         return
     try:
-        mapped = np.memmap(path, np.uint8, "r", offset=int(info.offset or 0), shape=(size_bytes,))
-    except (OSError, ValueError) as error:
+        mapped = np.memmap(path, np.uint8, "r", offset=part.start, shape=(size_bytes,))
+    except (OSError, ValueError, OverflowError) as error:
         raise PipelineError(f'{path} does not hold the data of "{tensor.name}": {error}') from error
     yield from _cut(mapped)
 

@@ -15,7 +15,7 @@ from sdkit_dispatch.errors import CompileError
 from sdkit_dispatch.graph.precision import GraphPrecision, is_half_graph, write_at_precision
 from sdkit_dispatch.graph.size_ranges import Ranges
 from sdkit_dispatch.graph.static_shapes import free_inputs, make_static, read_graph
-from sdkit_dispatch.graph.weight_files import tensor_bytes
+from sdkit_dispatch.graph.tensor_sizes import tensor_bytes
 from sdkit_tensorrt.build_memory import estimated_peak_bytes, machine_bytes
 from sdkit_tensorrt.builder_log import (
     Lines,
