@@ -85,6 +85,8 @@ class VendorSpec:
         revision: Raised whenever the adapter compiles differently; part of an engine's key.
         runtime_packages: Distributions that hold the runtime; all must be installed.
         conflicts: Distributions that overwrite the runtime's files; none may be installed.
+        also_used: Distributions that the runtime takes up where they are installed: what a vendor
+            says is remembered for as long as they are the same, too.
     """
 
     name: str
@@ -97,6 +99,7 @@ class VendorSpec:
     platforms: tuple[str, ...] = ()
     runtime_packages: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
+    also_used: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

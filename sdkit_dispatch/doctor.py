@@ -37,6 +37,7 @@ class Finding:
         compile_s: Seconds to compile; None if it did not come so far. The same of the others.
         load_s: Seconds to open the engine.
         run_ms: Milliseconds of a run, the best of `RUNS`.
+        reasons: What the vendor says of its choice.
     """
 
     vendor: str
@@ -49,6 +50,7 @@ class Finding:
     compile_s: float | None = None
     load_s: float | None = None
     run_ms: float | None = None
+    reasons: tuple[str, ...] = ()
 
 
 def examine(
@@ -177,6 +179,7 @@ def _compared(
         compile_s=round(compiled_s - started_s, 3),
         load_s=round(loaded_s - compiled_s, 3),
         run_ms=round(run_s * 1e3, 4),
+        reasons=plan.reasons,
     )
 
 

@@ -42,6 +42,7 @@ class VendorState:
         version: Of the runtime: "openvino 2026.4.1"; "" unless installed.
         location: Folder of the environment; "" unless there is one.
         size_bytes: Of a managed environment, when it was made.
+        build: The build of the runtime that was made here and is used; "" if there is none.
     """
 
     vendor: str
@@ -51,6 +52,7 @@ class VendorState:
     version: str = ""
     location: str = ""
     size_bytes: int | None = None
+    build: str = ""
 
 
 def platform_name() -> str:
