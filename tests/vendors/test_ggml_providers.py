@@ -207,7 +207,7 @@ def test_a_broken_build_of_ours_is_skipped_and_the_plan_says_why(tmp_path: Path)
         "print(*GgmlAdapter().plan(CPU, None, {}).reasons, sep='\\n')"
     )
     done = run_python(code, SDKIT_GGML_BUILT_DIR=str(built), SDKIT_GGML_DIR="")
-    assert "built here is not used: it does not load" in done.stdout, done.stderr
+    assert "this machine's build is not used: it does not load" in done.stdout, done.stderr
     assert "runs on CPU" in done.stdout
 
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,9 @@ def rank(
     """
     if len(providers) < 2:  # nothing to choose, and nothing it could be mixed with
         return Ranking(providers=tuple(providers), skipped={})
-    examined = {one.name: (examine or examine_build)(one) for one in providers}
+    with ThreadPoolExecutor() as pool:
+        answers = pool.map(examine or examine_build, providers)
+        examined = {one.name: answer for one, answer in zip(providers, answers, strict=True)}
     good = [one for one in providers if not examined[one.name].fault]
     ranked = sorted(good, key=lambda one: examined[one.name].order)
     skipped = {name: one.fault for name, one in examined.items() if one.fault}

@@ -15,6 +15,7 @@ from pathlib import Path
 FOLDER_VARIABLE = "SDKIT_GGML_DIR"
 BUILT_VARIABLE = "SDKIT_GGML_BUILT_DIR"
 """Set by whoever starts a worker, where `vendors build` has made a build for this machine."""
+BUILT_HERE = "this machine's build"
 BUILD_ID_CHARS = 8
 """Of the name of a build's folder, which is its fingerprint."""
 
@@ -66,7 +67,7 @@ class Provider:
     """A folder with a build of ggml.
 
     Attributes:
-        name: "SDKIT_GGML_DIR", "built here", or the distribution that brought it.
+        name: "SDKIT_GGML_DIR", "this machine's build", or the distribution that brought it.
         is_explicit: The user named it: no other may take its place.
     """
 
@@ -79,9 +80,6 @@ class Provider:
         """Tells builds of ours apart, which may be of one version; empty for all others."""
         is_ours = self.name == BUILT_HERE
         return self.folder.name[:BUILD_ID_CHARS] if is_ours else ""
-
-
-BUILT_HERE = "built here"
 
 
 @dataclass(frozen=True, kw_only=True)
