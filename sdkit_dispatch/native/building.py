@@ -32,6 +32,8 @@ Accept = Callable[[Recipe, Path], str]
 tried; raises VendorEnvError if it does not serve."""
 
 FINGERPRINT_CHARS = 24
+TEMPORARY = "tmp"
+"""For the compilers' own files, on the disk whose room was looked at."""
 _PERCENT = re.compile(r"\[\s*(\d{1,3})%\]")
 _STEPS = re.compile(r"\[(\d+)/(\d+)\]")
 
@@ -103,13 +105,14 @@ def build(
     paths = {name: str(one.path) for name, one in found.items()}
     chosen = recipe.variant(variant)
     given = source.absolute() if source else None
+    own = chosen.platform_flags.get(platform_name().partition("-")[0], ())
     order = _Order(
         vendor=spec.name,
         name=variant,
         variant=chosen,
         recipe=recipe,
         found=found,
-        flags=tuple(flag.format_map(paths) for flag in (*recipe.flags, *chosen.flags)),
+        flags=tuple(flag.format_map(paths) for flag in (*recipe.flags, *chosen.flags, *own)),
         digest=archive_digest(given, recipe.source),
         given=given,
         jobs=jobs or len(_processors()),
@@ -147,14 +150,15 @@ def _build(order: _Order, workshop: Path, *, accept: Accept, report: Report) -> 
     """Builds into the workshop; returns the manifest that was written there."""
     started_s = time.monotonic()
     fetched, output = workshop / "source", workshop / "output"
-    for folder in (fetched, output):
+    for folder in (fetched, output, workshop / TEMPORARY):
         folder.mkdir()
     report(Progress(phase=f"fetch the source of {order.vendor}"))
     place = unpacked_source(order.given, order.recipe.source, fetched, report)
     for phase, command in _commands(order, place, workshop / "objects", output):
         _run(command, order, workshop, phase=f"{phase} {order.vendor}", report=report)
     made = workshop / order.fingerprint
-    _collect(order, output, made)
+    # A project may overrule where we want a library (ggml does, for its modules).
+    _collect(order, (output, workshop / "objects"), made)
     report(Progress(phase=f"try {order.vendor}"))
     runtime = accept(order.recipe, made)
     plain = sorted(path for path in made.iterdir() if not path.is_symlink())
@@ -216,7 +220,7 @@ def _run(
     try:
         run_tool(
             command,
-            environment={**kept, "TMPDIR": str(folder), "NINJA_STATUS": "[%f/%t] "},
+            environment={**kept, "TMPDIR": str(folder / TEMPORARY), "NINJA_STATUS": "[%f/%t] "},
             folder=folder,
             report=report,
             progress=progress,
@@ -239,14 +243,19 @@ def fraction_in(line: str, before: float) -> float:
     return before
 
 
-def _collect(order: _Order, output: Path, made: Path) -> None:
+def _collect(order: _Order, places: Sequence[Path], made: Path) -> None:
     """Moves the libraries into the build's folder, links to them included."""
     made.mkdir()
     patterns = (*order.recipe.must_have, *order.variant.must_have)
-    for pattern in order.recipe.libraries:
-        for path in sorted(output.rglob(pattern)):
-            if path.is_symlink() or path.is_file():
-                path.rename(made / path.name)
+    found = (
+        path
+        for place in places
+        for pattern in order.recipe.libraries
+        for path in sorted(place.rglob(pattern))
+    )
+    for path in found:
+        if path.is_symlink() or path.is_file():
+            path.rename(made / path.name)
     missing = [pattern for pattern in patterns if not any(made.glob(pattern))]
     if missing:
         raise VendorEnvError(

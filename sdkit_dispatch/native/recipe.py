@@ -59,6 +59,7 @@ class Variant:
     Attributes:
         needs: Names of needs.
         flags: Of CMake, after the recipe's own; "{nvcc}" is where that need was found.
+        platform_flags: "linux", "macos", "windows" -> more of them.
         is_native: It may use every instruction of the processor that it is built on, so it is for
             no other.
         must_have: Patterns of files that it must give, beside the recipe's own.
@@ -70,6 +71,7 @@ class Variant:
     needs: tuple[str, ...]
     flags: tuple[str, ...]
     disk_mb: int
+    platform_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     is_native: bool = False
     must_have: tuple[str, ...] = ()
     platforms: tuple[str, ...] = ()

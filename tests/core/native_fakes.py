@@ -63,6 +63,11 @@ flags = ["FAKE_GPU=ON", "FAKE_COMPILER={fakecc}"]
 must_have = ["libfake-gpu.so"]
 disk_mb = 1
 
+[variants.gpu.platform_flags]
+linux = ["FAKE_HERE=ON"]
+macos = ["FAKE_HERE=ON"]
+beos = ["FAKE_THERE=ON"]
+
 [variants.gpu.hints]
 linux = "get the fake toolkit"
 macos = "get the fake toolkit"
@@ -112,7 +117,8 @@ if "-B" in words:
     flags = dict(word[2:].split("=", 1) for word in words if word.startswith("-D"))
     (objects / "flags.json").write_text(json.dumps(flags))
 else:
-    flags = json.loads((pathlib.Path(words[1]) / "flags.json").read_text())
+    objects = pathlib.Path(words[1])
+    flags = json.loads((objects / "flags.json").read_text())
     output = pathlib.Path(flags["CMAKE_LIBRARY_OUTPUT_DIRECTORY"])
     print("[ 50%] Building a fake object", flush=True)
     if mode == "hang":
@@ -124,7 +130,9 @@ else:
         sys.exit("fake.c:1: error: it does not compile")
     names = ["libfake-base.so.1"] + ["libfake-gpu.so"] * ("FAKE_GPU" in flags)
     for name in names:
-        (output / name).write_text("fake library")
+        # Some build systems overrule where the caller wants a module.
+        place = objects if "gpu" in name else output
+        (place / name).write_text("fake library")
     if mode != "forget":
         (output / "libfake-base.so").symlink_to("libfake-base.so.1")
     (output / "shader-generator").write_text("no library")

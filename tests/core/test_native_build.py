@@ -160,7 +160,8 @@ def test_cmake_gets_the_flags_the_tools_and_the_jobs(
     monkeypatch.setenv("FAKE_SDK", str(tmp_path / "sdk"))
     made = make("gpu", jobs=3)
     configure, compile_ = commands_in(tmp_path / "log")
-    assert {"-DBUILD_SHARED_LIBS=ON", "-DFAKE_GPU=ON"} <= set(configure)
+    assert {"-DBUILD_SHARED_LIBS=ON", "-DFAKE_GPU=ON", "-DFAKE_HERE=ON"} <= set(configure)
+    assert "-DFAKE_THERE=ON" not in configure
     assert f"-DFAKE_COMPILER={compiler}" in configure
     assert compile_[-2:] == ["--parallel", "3"]
     assert made.tools["fakecc"] == "fakecc 7.1"

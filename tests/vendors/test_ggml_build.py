@@ -30,17 +30,17 @@ def test_a_variant_has_a_hint_wherever_it_can_be_built(name: str) -> None:
     variant = RECIPE.variants[name]
     systems = {platform.partition("-")[0] for platform in variant.platforms or TARGETS}
     assert set(variant.hints) == systems
+    assert set(variant.platform_flags) <= systems
     assert "cmake" in variant.needs
 
 
 @pytest.mark.parametrize("name", RECIPE.variants)
 def test_a_flag_names_only_tools_that_were_looked_for(name: str) -> None:
     variant = RECIPE.variants[name]
-    fields = {
-        field for flag in variant.flags for _, field, _, _ in Formatter().parse(flag) if field
-    }
+    flags = [*variant.flags, *(one for own in variant.platform_flags.values() for one in own)]
+    fields = {field for flag in flags for _, field, _, _ in Formatter().parse(flag) if field}
     assert fields <= set(variant.needs)
-    assert all("=" in flag for flag in (*RECIPE.flags, *variant.flags))
+    assert all("=" in flag for flag in (*RECIPE.flags, *flags))
 
 
 @pytest.mark.nightly
