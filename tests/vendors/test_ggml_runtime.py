@@ -56,7 +56,15 @@ def test_a_folder_without_ggml_is_a_rejection_that_names_it(tmp_path: Path) -> N
     assert str(tmp_path) in done.stdout
 
 
-@pytest.mark.parametrize("package", ["transcribe_cpp_native/_native", "libggml/lib64"])
+@pytest.mark.parametrize(
+    "package",
+    [
+        "transcribe_cpp_native/_native",
+        "cyllama_vulkan.libs",
+        "inferna_vulkan.libs",
+        "libggml/lib64",
+    ],
+)
 def test_each_build_gives_the_same_numbers(package: str, tmp_path: Path) -> None:
     ggml_adapter()
     root = next(

@@ -97,7 +97,7 @@ _keep_alive: list[object] = []
 
 
 def load_runtime() -> Runtime:
-    """Returns the build of ggml of this process; loads the first that works.
+    """Returns the build of ggml of this process; loads the one that serves this machine best.
 
     Raises:
         LoadError: None works.
