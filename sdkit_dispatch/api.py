@@ -36,6 +36,7 @@ from .env import InstallPlan, VendorState, find_vendors, install, plan_install, 
 from .errors import ConfigError, NoVendorError, PipelineError, VendorEnvError
 from .failures import Failures
 from .loaded_pipeline import LoadedPipeline
+from .native.builds import right_build
 from .pipeline_files import Pipeline, read_pipeline
 from .plan import Decision, check_vendor, explain_rejections, make_plans, unsupported_vendors
 from .plan_report import PlanReport, plan_report
@@ -152,13 +153,20 @@ class Dispatcher:
     def vendor_states(self) -> list[VendorState]:
         """Returns what `vendors list` says: a vendor that serves no device here is unsupported."""
         refused = self.unsupported()
-        states = [state(spec, home=self.home) for spec in self.specs.values()]
+        states = [
+            replace(state(spec, home=self.home), build=self._build_words(spec))
+            for spec in self.specs.values()
+        ]
         return [
             replace(one, state="unsupported", message=refused[one.vendor].reason, action="")
             if one.vendor in refused and one.state != "installed"
             else one
             for one in states
         ]
+
+    def _build_words(self, spec: VendorSpec) -> str:
+        build = right_build(spec.name, self.home)
+        return build.words if build is not None else ""
 
     def unsupported(self) -> dict[str, Rejection]:
         """Returns the vendors that serve no device here, and the nearest reason."""

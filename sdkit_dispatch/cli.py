@@ -14,6 +14,7 @@ import typer
 from . import cli_cleaning  # noqa: F401 - it adds its commands to the cache's
 from .cli_bundle import bundle_app
 from .cli_cache import cache_app
+from .cli_native import vendors_build
 from .cli_options import (
     Batch,
     Check,
@@ -58,6 +59,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(vendors_app, name="vendors")
+vendors_app.command("build", epilog="Example: sdkit-dispatch vendors build ggml --with vulkan")(
+    vendors_build
+)
 app.add_typer(cache_app, name="cache")
 app.add_typer(bundle_app, name="bundle")
 
@@ -413,6 +417,8 @@ def doctor(
     else:
         for finding in findings:
             print(f"{finding.status:<8} {finding.vendor} on {finding.device}: {finding.message}")
+            for reason in finding.reasons:
+                print(f"         {reason}")
             if finding.hint:
                 print(f"         -> {finding.hint}")
         for failure in failures:

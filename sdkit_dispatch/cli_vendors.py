@@ -39,6 +39,8 @@ def vendors_list(context: typer.Context, as_json: Json = False) -> None:
         return
     for one in states:
         print(f"{one.vendor:<14}{one.state:<16}{one.message} {one.version}".rstrip())
+        if one.build:
+            print(f"{'':<30}built here: {one.build}")
         if one.action:
             print(f"{'':<30}-> {one.action}")
 

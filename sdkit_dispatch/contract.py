@@ -101,6 +101,8 @@ class VendorSpec:
         variant: Which build of the runtime the three above are: "cu13"; empty if there is one.
         variants: The other builds, of which an environment can hold one instead: "cu12" -> ...
         install_note: What a user must do or know before an installation; empty if nothing.
+        also_used: Distributions that the runtime takes up where they are installed: what a vendor
+            says is remembered for as long as they are the same, too.
     """
 
     name: str
@@ -113,6 +115,7 @@ class VendorSpec:
     platforms: tuple[str, ...] = ()
     runtime_packages: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
+    also_used: tuple[str, ...] = ()
     disk_factor: float = 1.1
     memory_factor: float = 3.0
     variant: str = ""

@@ -39,6 +39,7 @@ class Finding:
         load_s: Seconds to open the engine.
         run_ms: Milliseconds of a run, the best of `RUNS`.
         picture: How the sample pipeline fared; None if it was not asked for, or not come to.
+        reasons: What the vendor says of its choice.
     """
 
     vendor: str
@@ -52,6 +53,7 @@ class Finding:
     load_s: float | None = None
     run_ms: float | None = None
     picture: Picture | None = None
+    reasons: tuple[str, ...] = ()
 
 
 def examine(
@@ -207,6 +209,7 @@ def _compared(
         compile_s=round(compiled_s - started_s, 3),
         load_s=round(loaded_s - compiled_s, 3),
         run_ms=round(run_s * 1e3, 4),
+        reasons=plan.reasons,
     )
 
 

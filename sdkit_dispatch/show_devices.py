@@ -20,7 +20,7 @@ def show_devices(*, as_json: bool) -> None:
         print(json.dumps({"schema_version": SCHEMA_VERSION, "devices": rows}, indent=2))
         return
     for device in devices:
-        details = [device.kind, device.arch]
+        details = [device.kind, device.arch, device.pci_id]
         if device.memory_bytes:
             details.append(f"{device.memory_bytes / 2**30:.1f} GiB")
         if device.driver:

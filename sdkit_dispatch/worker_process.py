@@ -56,12 +56,14 @@ class WorkerSettings:
         timeouts_s: Method name -> seconds that one request may take in all.
         silence_s: Seconds without any frame, heartbeats included, after which a worker is hung.
             Long, because a library that computes with the interpreter lock held is silent.
+        variables: Environment variables, beside the caller's.
     """
 
     threads: int | None = None
     scratch: Path | None = None
     timeouts_s: Mapping[str, float] = field(default_factory=dict)
     silence_s: float = 900.0
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 DEFAULT_TIMEOUTS_S: Mapping[str, float] = {
@@ -146,7 +148,7 @@ class WorkerProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 pass_fds=passed,
-                env=_child_environment(),
+                env={**_child_environment(), **self._settings.variables},
                 creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
             )
         except OSError as error:

@@ -22,8 +22,10 @@ from .contract import (
     record_from_json,
     record_to_json,
 )
+from .detect.processor import processor_features
 from .env import Environment, resolve
 from .errors import VendorEnvError, WorkerError
+from .native.builds import built_variables
 from .whole_file import write_whole
 from .worker_client import WorkerClient
 from .worker_process import WorkerSettings
@@ -71,12 +73,20 @@ class Workers:
         self._clients[spec.name] = self.fresh(spec)
         return self._clients[spec.name]
 
-    def fresh(self, spec: VendorSpec, *, limit_s: float | None = None) -> WorkerClient:
+    def fresh(
+        self,
+        spec: VendorSpec,
+        *,
+        limit_s: float | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> WorkerClient:
         """Starts a worker that the caller closes.
 
         Args:
             spec: The vendor.
             limit_s: No request may take longer, whatever the config says.
+            variables: Environment variables of its own; by default those that tell it of the right
+                build of its runtime.
 
         Raises:
             VendorEnvError: No environment serves the vendor.
@@ -91,8 +101,11 @@ class Workers:
             spec,
             python=environment.python,
             is_isolated=environment.is_isolated,
-            settings=worker_settings(
-                self._config, scratch=self._home / "scratch", limit_s=limit_s or self._limit_s
+            settings=replace(
+                worker_settings(
+                    self._config, scratch=self._home / "scratch", limit_s=limit_s or self._limit_s
+                ),
+                variables=self._variables(spec) if variables is None else variables,
             ),
         )
 
@@ -105,8 +118,9 @@ class Workers:
     ) -> Plan | Rejection:
         """Asks a vendor's worker whether and how it serves a device.
 
-        A "yes" is remembered for as long as the environment, the device and its driver are the
-        same, so that a second command need not load the runtime; a "no" is asked anew each time.
+        A "yes" is remembered for as long as the environment, the vendor's variables, the device and
+        its driver are the same, so that a second command need not load the runtime; a "no" is asked
+        anew each time.
         """
         environment = self.environment(spec)
         if isinstance(environment, Rejection):
@@ -117,6 +131,7 @@ class Workers:
             environment.fingerprint,
             _newest_source(spec),
             processor_features(),
+            {**_own_variables(spec), **self._variables(spec)},
             record_to_json(device),
             precision,
             dict(options),
@@ -157,6 +172,10 @@ class Workers:
             with suppress(OSError):
                 note.unlink()
 
+    def _variables(self, spec: VendorSpec) -> dict[str, str]:
+        built = built_variables(spec.name, self._home)
+        return {name: value for name, value in built.items() if not os.environ.get(name)}
+
     def stop(self, spec: VendorSpec) -> None:
         """Ends the worker of a vendor, if one runs."""
         client = self._clients.pop(spec.name, None)
@@ -193,15 +212,11 @@ def worker_settings(
     return WorkerSettings(threads=threads, scratch=scratch, timeouts_s=timeouts_s)
 
 
-def processor_features() -> str:
-    """Returns what tells processors of one name apart: a virtual machine may hide some of it."""
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        flags = next(line for line in lines if line.startswith(("flags", "Features")))
-        return hashlib.sha256(flags.encode()).hexdigest()[:16]
-    import platform
-
-    return platform.processor()
+def _own_variables(spec: VendorSpec) -> dict[str, str]:
+    """Returns what the user set for this vendor: SDKIT_GGML_DIR, GGML_VK_VISIBLE_DEVICES."""
+    name = spec.name.upper().replace("-", "_")
+    own = (f"{name}_", f"SDKIT_{name}_")
+    return {key: value for key, value in os.environ.items() if key.startswith(own)}
 
 
 def _newest_source(spec: VendorSpec) -> int:

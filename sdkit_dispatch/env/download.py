@@ -21,6 +21,7 @@ from sdkit_dispatch.errors import ConfigError, VendorEnvError
 # A wheel's tag names the oldest glibc it runs on; pip wants all that will do listed, best first.
 _GLIBC_MINORS = (39, 38, 36, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)
 _MACOS = (14, 13, 12, 11)
+ONLY_WHEELS: tuple[str, ...] = ("--only-binary", ":all:")
 _PYTHON_VERSION = re.compile(r"3\.[0-9]{1,2}")
 _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 
@@ -113,9 +114,9 @@ def download(
     if not _PYTHON_VERSION.fullmatch(asked[1]):
         raise ConfigError(f"{asked[1]!r} is not the version of a Python", "write it like 3.12")
     markers = _marker_values(target, asked[1])
-    options: tuple[str, ...] = ()
+    options = ONLY_WHEELS
     if asked != here:
-        options = ("--implementation", "cp", "--python-version", asked[1])
+        options += ("--implementation", "cp", "--python-version", asked[1])
         options += tuple(word for tag in target.tags for word in ("--platform", tag))
     to = to.absolute()
     wanted: Sequence[str] = requirements_of(spec, marker_values=markers)
@@ -139,6 +140,32 @@ def download(
     except OSError as error:
         raise VendorEnvError(f"{to} cannot be written: {error}", "choose another folder") from error
     return tuple(sorted(to.glob("*.whl")))
+
+
+def download_source(
+    package: str, version: str, *, sha256: str, to: Path, report: Report = no_report
+) -> Path:
+    """Fetches the source archive of a package, and puts it into a folder. Returns its file.
+
+    Args:
+        package: A distribution.
+        version: Its version.
+        sha256: Of the archive: another one is refused before anything in it runs.
+        to: The folder.
+        report: Told of progress.
+
+    Raises:
+        DiskFullError: The disk is full.
+        VendorEnvError: It cannot be had.
+    """
+    before = set(to.iterdir())
+    # pip asks an archive for its metadata, which runs its build backend: hence the digest.
+    options = ("--no-binary", package, "--no-deps")
+    _fetch([f"{package}=={version} --hash=sha256:{sha256}"], to, options, report)
+    found = [path for path in set(to.iterdir()) - before if path.is_file()]
+    if len(found) != 1:
+        raise VendorEnvError(f"the source archive of {package} {version} cannot be had")
+    return found[0]
 
 
 def missing_from(
@@ -228,7 +255,7 @@ def _fetch(requirements: Sequence[str], to: Path, options: Sequence[str], report
         asked.write_text("\n".join(requirements) + "\n", "utf-8")
         run_tool(
             (
-                *(*tool.command, "download", "--only-binary", ":all:", "--progress-bar", "off"),
+                *(*tool.command, "download", "--progress-bar", "off"),
                 *(*options, "--dest", str(to), "-r", str(asked)),
             ),
             environment=clean_environment(Path(name)),

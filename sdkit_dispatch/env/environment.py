@@ -231,7 +231,7 @@ def _served(
                 f"{folder} has {name} {version}, which overwrites files of "
                 f"{' and '.join(spec.runtime_packages)}",
             )
-    installed = read_installed(spec.runtime_packages, search_path)
+    installed = read_installed((*spec.runtime_packages, *spec.also_used), search_path)
     versions = {
         name: installed.versions.get(normal_name(name), "") for name in spec.runtime_packages
     }

@@ -42,6 +42,8 @@ class VendorState:
         version: Of the runtime: "openvino 2026.4.1"; "" unless installed.
         location: Folder of the environment; "" unless there is one.
         size_bytes: Of a managed environment, when it was made.
+        build: The newest build of the runtime that was made here for this machine; "" if there is
+            none. The vendor may still prefer another, and says so in its plan.
     """
 
     vendor: str
@@ -51,6 +53,7 @@ class VendorState:
     version: str = ""
     location: str = ""
     size_bytes: int | None = None
+    build: str = ""
 
 
 def platform_name() -> str:

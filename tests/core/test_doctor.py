@@ -53,6 +53,7 @@ def test_a_healthy_vendor_is_ok_on_every_device_with_error_and_times(dispatcher)
         assert finding.error < 1e-6
         assert finding.run_ms > 0
         assert finding.compile_s >= 0
+        assert finding.reasons, "what the vendor says of its choice"
 
 
 def test_one_device_can_be_chosen(dispatcher):

@@ -19,10 +19,6 @@ from sdkit_dispatch.contract import Device, Rejection
 from sdkit_dispatch.errors import CacheError, RunError
 from sdkit_ggml.engine_files import PROGRAM_FILE, read_program
 from sdkit_ggml.runtime.devices import OfferedDevice, find_device
-from sdkit_ggml.runtime.providers import Provider, find_library, modules, providers
-
-LIBRARIES = ("libggml.so", "libggml-base.so", "libggml-cpu-haswell.so", "libggml-vulkan.so")
-linux_names = pytest.mark.skipif(sys.platform != "linux", reason="the names of Linux libraries")
 
 
 def offered(name: str, kind: str, **facts: Any) -> OfferedDevice:
@@ -49,50 +45,6 @@ def gpu(kind: str = "discrete", **facts: str) -> Device:
     return Device(id="gpu", kind=kind, maker="amd", name="a card", **facts)  # type: ignore[arg-type]
 
 
-def fake_build(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    for name in LIBRARIES:
-        (folder / name).write_bytes(b"")
-    return folder
-
-
-@linux_names
-def test_an_explicit_folder_is_the_only_provider(tmp_path: Path) -> None:
-    found = list(providers({"SDKIT_GGML_DIR": str(tmp_path), "SDKIT_GGML_BUILT_DIR": "/other"}))
-    assert found == [Provider(name="SDKIT_GGML_DIR", folder=tmp_path, is_explicit=True)]
-
-
-@linux_names
-def test_a_build_of_ours_comes_before_wheels(tmp_path: Path) -> None:
-    built = fake_build(tmp_path / "built")
-    found = list(providers({"SDKIT_GGML_BUILT_DIR": str(built)}))
-    assert found[0] == Provider(name="built here", folder=built)
-
-
-@linux_names
-def test_a_wheel_with_backends_comes_before_the_plain_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for package, inside in (("libggml", "lib64"), ("transcribe_cpp_native", "_native")):
-        fake_build(tmp_path / package / inside)
-        (tmp_path / package / "__init__.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in ("libggml", "transcribe_cpp_native"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    names = [one.name for one in providers({})]
-    assert names.index("transcribe-cpp-native") < names.index("libggml-python")
-
-
-@linux_names
-def test_libraries_are_found_under_the_names_that_wheel_tools_give(tmp_path: Path) -> None:
-    for name in ("libggml-4f0c12ab.so.0.27.0", "libggml-base-9a8b7c6d.so.0", "libggml-vulkan.so"):
-        (tmp_path / name).write_bytes(b"")
-    assert find_library(tmp_path, "") == tmp_path / "libggml-4f0c12ab.so.0.27.0"
-    assert find_library(tmp_path, "base") == tmp_path / "libggml-base-9a8b7c6d.so.0"
-    assert find_library(tmp_path, "cpu") is None
-    assert modules(tmp_path)["vulkan"] == tmp_path / "libggml-vulkan.so"
-
-
 def test_a_folder_without_ggml_is_a_rejection_that_names_it(tmp_path: Path) -> None:
     ggml_adapter()
     code = (
@@ -104,7 +56,15 @@ def test_a_folder_without_ggml_is_a_rejection_that_names_it(tmp_path: Path) -> N
     assert str(tmp_path) in done.stdout
 
 
-@pytest.mark.parametrize("package", ["transcribe_cpp_native/_native", "libggml/lib64"])
+@pytest.mark.parametrize(
+    "package",
+    [
+        "transcribe_cpp_native/_native",
+        "cyllama_vulkan.libs",
+        "inferna_vulkan.libs",
+        "libggml/lib64",
+    ],
+)
 def test_each_build_gives_the_same_numbers(package: str, tmp_path: Path) -> None:
     ggml_adapter()
     root = next(

@@ -13,6 +13,9 @@ _HAS_VULKAN_WHEEL = (sys.platform, platform.machine().lower()) in {
 """Where a wheel brings ggml with CPU variants, the fast matrix product, and Vulkan or Metal.
 Elsewhere libggml-python brings the plain library."""
 
+_FLAVOURS = ("-cuda12", "-rocm", "-sycl", "-vulkan", "")
+"""Of wheels that hold ggml beside something else: `runtime/providers.py`."""
+
 SPEC = VendorSpec(
     name="ggml",
     extra="ggml",
@@ -23,5 +26,9 @@ SPEC = VendorSpec(
     runtime_packages=(
         "gguf",
         "transcribe-cpp-native" if _HAS_VULKAN_WHEEL else "libggml-python",
+    ),
+    also_used=(
+        *("transcribe-cpp-native", "libggml-python"),
+        *(f"{package}{flavour}" for package in ("cyllama", "inferna") for flavour in _FLAVOURS),
     ),
 )

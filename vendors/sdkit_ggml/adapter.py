@@ -121,8 +121,9 @@ class GgmlAdapter:
             runtime=probed,
             options=asdict(chosen),
             reasons=(
-                f"{runtime.name} of {runtime.provider.name} runs on {offered.name}, "
-                f"{offered.description}, with weights of {wanted}",
+                f"{runtime.name} of {runtime.provider.name} runs on {offered.words}, "
+                f"with weights of {wanted}",
+                *runtime.notes,
                 "engines run on any device",
             ),
         )
@@ -240,17 +241,15 @@ def _options(given: Mapping[str, Any]) -> GgmlOptions:
 
 
 def _not_offered(device: Device, runtime: Runtime, offered: tuple[OfferedDevice, ...]) -> Rejection:
-    seen = ", ".join(
-        f"{one.name} ({one.description}{', software' if one.is_software else ''})"
-        for one in offered
-    )
+    seen = "; ".join(one.words for one in offered)
     loaded = ", ".join(runtime.backends)
-    failed = "; ".join(runtime.failures.values())
+    told = runtime.failures.values()
     return _rejection(
         device,
         "device-not-found",
         f"{runtime.name} of {runtime.provider.name} (backends: {loaded}) does not see "
-        f"{device.name}; it sees {seen}" + (f"; {failed}" if failed else ""),
+        f"{device.name}; it sees {seen}"
+        + "".join(f"; {words}" for words in (*told, *runtime.notes)),
         hint="install the device's Vulkan driver",
     )
 

@@ -14,6 +14,8 @@ KINDS = {0: "cpu", 1: "discrete", 2: "integrated"}
 """`enum ggml_backend_dev_type` -> kind of ours; accelerators and meta devices are no devices."""
 _SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader", "software")
 """Parts of the names of Vulkan drivers that compute on the processor."""
+GENERAL_BACKEND = "Vulkan"
+"""Serves the GPUs of any maker; a maker's own backend is better at its own."""
 ASKED_FOR = "GGML_VK_VISIBLE_DEVICES"
 """Whoever sets it names Vulkan devices by number: then one of software is asked for."""
 
@@ -45,9 +47,23 @@ class OfferedDevice:
         words = self.description.lower()
         return self.kind != "cpu" and any(sign in words for sign in _SOFTWARE)
 
+    @property
+    def words(self) -> str:
+        """Which device it is: "Vulkan0 (AMD RX 7900, discrete, 0000:03:00.0, 8.0 GiB)"."""
+        facts = (
+            self.description,
+            "software" if self.is_software else self.kind,
+            self.pci_address,
+            f"{self.memory_bytes / 2**30:.1f} GiB" if self.memory_bytes else "",
+        )
+        return f"{self.name} ({', '.join(filter(None, facts))})"
+
 
 def offered_devices(library: Library) -> tuple[OfferedDevice, ...]:
-    """Returns the devices of all loaded backends, discrete GPUs first."""
+    """Returns the devices of all loaded backends, discrete GPUs first.
+
+    A card that two backends offer is its maker's first, then Vulkan's.
+    """
     found = [
         _offered(library, library.ggml_backend_dev_get(index))
         for index in range(library.ggml_backend_dev_count())
@@ -55,7 +71,15 @@ def offered_devices(library: Library) -> tuple[OfferedDevice, ...]:
     order = ("discrete", "integrated", "cpu")
     known = [one for one in found if one.kind in order]
     return tuple(
-        sorted(known, key=lambda one: (one.is_software, order.index(one.kind), -one.memory_bytes))
+        sorted(
+            known,
+            key=lambda one: (
+                one.is_software,
+                order.index(one.kind),
+                one.backend == GENERAL_BACKEND,
+                -one.memory_bytes,
+            ),
+        )
     )
 
 

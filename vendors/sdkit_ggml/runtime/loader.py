@@ -10,14 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sdkit_ggml.runtime.binding import LOG_CALLBACK, SCORE, Library
-from sdkit_ggml.runtime.providers import Provider, find_library, modules, providers
+from sdkit_ggml.runtime.examination import (
+    GPU_BACKENDS,
+    NEWEST,
+    rank,
+    version_fault,
+    version_of,
+)
+from sdkit_ggml.runtime.providers import Provider, find_library, find_providers, modules
 
 logger = logging.getLogger(__name__)
 
-OLDEST, NEWEST = (0, 20), (0, 27)
-"""Versions of ggml whose API is the one in the binding's table; newer ones are tried, and the self
-test of the adapter decides."""
-GPU_BACKENDS = ("vulkan", "cuda", "hip", "metal", "sycl")
 _LEVELS = {2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
 
 
@@ -34,6 +37,7 @@ class Runtime:
         cpu_variant: "haswell", ...; empty where the build has one only.
         backends: What is loaded, the CPU included.
         failures: GPU backend -> why it did not load.
+        notes: Sentences on the choice of this build: why it, and what is wrong with others.
         is_exact: Whether GPUs were opened to compute in float32; None before one is opened.
     """
 
@@ -43,13 +47,18 @@ class Runtime:
     cpu_variant: str = ""
     backends: list[str] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     is_exact: bool | None = None
     _has_gpus: bool = False
 
     @property
     def name(self) -> str:
-        """What engines are made for and planned with: "ggml 0.26.0"."""
-        return f"ggml {self.version}"
+        """What engines are made for and planned with: "ggml 0.26.0".
+
+        A build of ours is named, too: it may be of the same version as another.
+        """
+        own = f" (build {self.provider.build_id})" if self.provider.build_id else ""
+        return f"ggml {self.version}{own}"
 
     def open_gpus(self, *, is_exact: bool) -> None:
         """Decides how GPUs compute, if that is not decided yet: ggml looks as a device opens.
@@ -72,9 +81,7 @@ class Runtime:
         self._has_gpus = True
         found = modules(self.provider.folder)
         for name in GPU_BACKENDS:
-            path = next(
-                (found[key] for key in found if key == name or key.startswith(f"{name}-")), None
-            )
+            path = found.get(name)
             if path is None:
                 continue
             if self.library.ggml_backend_load(os.fsencode(path)):
@@ -90,7 +97,7 @@ _keep_alive: list[object] = []
 
 
 def load_runtime() -> Runtime:
-    """Returns the build of ggml of this process; loads the first that works.
+    """Returns the build of ggml of this process; loads the one that serves this machine best.
 
     Raises:
         LoadError: None works.
@@ -103,13 +110,25 @@ def load_runtime() -> Runtime:
 def _load_first() -> Runtime:
     # ggml would start a debugger on itself when it aborts.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
-    refusals = []
-    for provider in providers(os.environ):
-        try:
-            return _load(provider)
-        except (OSError, AttributeError, ValueError) as error:
-            refusals.append(f"{provider.name} in {provider.folder}: {error}")
-    raise LoadError("; ".join(refusals) or "no build of ggml is installed")
+    found = find_providers(os.environ)
+    ranking = rank(found.providers)
+    refusals = {**found.skipped, **ranking.skipped}
+    if not ranking.providers:
+        words = [f"{name}: {why}" for name, why in refusals.items()]
+        raise LoadError("; ".join(words) or "no build of ggml is installed")
+    provider = ranking.providers[0]
+    try:
+        runtime = _load(provider)
+    except (OSError, AttributeError, ValueError) as error:
+        # None of the others: what is loaded of this one would take the place of their libraries.
+        words = [
+            f"{provider.name} in {provider.folder}: {error}",
+            *(f"{name}: {why}" for name, why in refusals.items()),
+        ]
+        raise LoadError("; ".join(words)) from error
+    skipped = [f"{name} is not used: {why}" for name, why in refusals.items()]
+    runtime.notes = (*([ranking.reason] if ranking.reason else []), *skipped)
+    return runtime
 
 
 def _load(provider: Provider) -> Runtime:
@@ -138,13 +157,12 @@ def _load(provider: Provider) -> Runtime:
 
 def _version(base: ctypes.CDLL) -> str:
     if not hasattr(base, "ggml_version"):
-        raise ValueError("it is older than ggml 0.9")
+        raise ValueError(version_fault(""))
     base.ggml_version.restype = ctypes.c_char_p
     text = str(base.ggml_version().decode())
-    major, minor = (int(part) for part in text.split("-")[0].split(".")[:2])
-    if (major, minor) < OLDEST:
-        raise ValueError(f"it is ggml {text}; {'.'.join(map(str, OLDEST))} or newer is needed")
-    if (major, minor) > NEWEST:
+    if fault := version_fault(text):
+        raise ValueError(fault)
+    if version_of(text) > NEWEST:
         logger.warning("ggml %s is newer than any that was tried", text)
     return text
 

@@ -6,21 +6,18 @@ is one folder, and everything is loaded from it.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 FOLDER_VARIABLE = "SDKIT_GGML_DIR"
 BUILT_VARIABLE = "SDKIT_GGML_BUILT_DIR"
-"""Set by whoever starts a worker, where a build of ours is in the cache."""
-
-WHEELS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    # Distribution, import name, folders inside; those with backends (CPU variants, Vulkan) first.
-    ("transcribe-cpp-native", "transcribe_cpp_native", ("_native",)),
-    ("libggml-python", "libggml", ("lib64", "lib", "bin")),
-)
+"""Set by whoever starts a worker, where `vendors build` has made a build for this machine."""
+BUILT_HERE = "this machine's build"
+BUILD_ID_CHARS = 8
+"""Of the name of a build's folder, which is its fingerprint."""
 
 _SUFFIXES = {"win32": ".dll", "darwin": ".dylib"}
 _PREFIX = "" if sys.platform == "win32" else "lib"
@@ -28,11 +25,49 @@ SUFFIX = _SUFFIXES.get(sys.platform, ".so")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Wheel:
+    """A distribution that brings libggml.
+
+    Attributes:
+        folders: Where it may be, below the folder of packages.
+    """
+
+    distribution: str
+    folders: tuple[str, ...]
+
+
+def _repaired(name: str) -> Wheel:
+    """A wheel whose libraries were moved by auditwheel, delvewheel or delocate."""
+    package = name.partition("-")[0]
+    return Wheel(
+        distribution=name,
+        folders=(f"{name.replace('-', '_')}.libs", f"{package}/.dylibs", f"{package}/lib", package),
+    )
+
+
+WHEELS: tuple[Wheel, ...] = (
+    # All processor variants, and Vulkan or Metal.
+    Wheel(distribution="transcribe-cpp-native", folders=("transcribe_cpp_native/_native",)),
+    # One processor variant for all (0.7.0: CPython 3.12 and newer), one kind of GPU each.
+    *(
+        _repaired(f"{package}{flavour}")
+        for flavour in ("-cuda12", "-rocm", "-sycl", "-vulkan", "")
+        for package in ("cyllama", "inferna")
+    ),
+    # The processor only; Metal on a Mac.
+    Wheel(
+        distribution="libggml-python",
+        folders=("libggml/lib64", "libggml/lib", "libggml/bin"),
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Provider:
     """A folder with a build of ggml.
 
     Attributes:
-        name: "SDKIT_GGML_DIR", or the distribution that brought it.
+        name: "SDKIT_GGML_DIR", "this machine's build", or the distribution that brought it.
         is_explicit: The user named it: no other may take its place.
     """
 
@@ -40,24 +75,51 @@ class Provider:
     folder: Path
     is_explicit: bool = False
 
+    @property
+    def build_id(self) -> str:
+        """Tells builds of ours apart, which may be of one version; empty for all others."""
+        is_ours = self.name == BUILT_HERE
+        return self.folder.name[:BUILD_ID_CHARS] if is_ours else ""
 
-def providers(environ: Mapping[str, str]) -> Iterator[Provider]:
-    """Yields the builds of ggml on this machine, best first; an explicit one is the only one."""
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The builds of ggml on this machine, in the order of the list.
+
+    Attributes:
+        skipped: Name of a provider -> why it is none.
+    """
+
+    providers: tuple[Provider, ...]
+    skipped: Mapping[str, str]
+
+
+def find_providers(environ: Mapping[str, str]) -> Found:
+    """Looks through the list; an explicit provider is the only one."""
     asked = environ.get(FOLDER_VARIABLE, "").strip()
     if asked:
-        yield Provider(name=FOLDER_VARIABLE, folder=Path(asked).expanduser(), is_explicit=True)
-        return
+        folder = Path(asked).expanduser()
+        explicit = Provider(name=FOLDER_VARIABLE, folder=folder, is_explicit=True)
+        return Found(providers=(explicit,), skipped={})
+    found: list[Provider] = []
+    skipped: dict[str, str] = {}
     built = environ.get(BUILT_VARIABLE, "").strip()
     if built and find_library(Path(built), "base"):
-        yield Provider(name="built here", folder=Path(built))
-    for distribution, module, folders in WHEELS:
-        spec = importlib.util.find_spec(module)
-        for root in (spec.submodule_search_locations or ()) if spec else ():
-            for inside in folders:
-                folder = Path(root) / inside
-                if find_library(folder, "base"):
-                    yield Provider(name=distribution, folder=folder)
-                    break
+        found.append(Provider(name=BUILT_HERE, folder=Path(built)))
+    elif built:
+        skipped[BUILT_HERE] = f"there is no libggml-base in {built}"
+    for wheel in WHEELS:
+        try:
+            root = Path(str(distribution(wheel.distribution).locate_file("")))
+        except PackageNotFoundError:
+            continue
+        inside = (root / folder for folder in wheel.folders)
+        place = next((folder for folder in inside if find_library(folder, "base")), None)
+        if place is not None:
+            found.append(Provider(name=wheel.distribution, folder=place))
+        else:
+            skipped[wheel.distribution] = f"it has no libggml-base in {', '.join(wheel.folders)}"
+    return Found(providers=tuple(found), skipped=skipped)
 
 
 def find_library(folder: Path, part: str) -> Path | None:
@@ -85,7 +147,10 @@ def modules(folder: Path) -> dict[str, Path]:
     for path in sorted(folder.glob(f"{_PREFIX}ggml-*")):
         if path.name.endswith((SUFFIX, ".so")):
             name = path.name[len(f"{_PREFIX}ggml-") :].split(".")[0]
-            if name != "base" and not name.startswith("base-"):
+            head, dash, tail = name.rpartition("-")
+            if _is_hash(dash + tail):
+                name = head
+            if name != "base":
                 found[name] = path
     return found
 

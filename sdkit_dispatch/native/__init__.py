@@ -1,0 +1,1 @@
+"""Vendors' runtimes built from source, with the toolkit of this machine."""
