@@ -76,8 +76,21 @@ class Builder:
         self._install = install
         self._precision = precision
 
-    def build(self, want: Wanted, plans: Sequence[Plan], report: Report) -> BuildResult:
+    def build(
+        self,
+        want: Wanted,
+        plans: Sequence[Plan],
+        report: Report,
+        *,
+        names: Sequence[str] | None = None,
+    ) -> BuildResult:
         """Builds all components with the first plan that serves; walks down the ladder once.
+
+        Args:
+            want: What to build.
+            plans: Best first.
+            report: Told what is being done.
+            names: Only these components.
 
         Raises:
             DispatchError: The only plan failed, or all did; or the first one if strict.
@@ -85,7 +98,7 @@ class Builder:
         steps: list[Step] = []
         for plan in plans:
             try:
-                confirmed, components = self.build_with(want, plan, report)
+                confirmed, components = self.build_with(want, plan, report, names=names)
                 return BuildResult(plan=confirmed, components=components, steps=tuple(steps))
             except LADDER_ERRORS as error:
                 if isinstance(error, CacheError) and error.concerns_store:
@@ -97,7 +110,7 @@ class Builder:
         raise all_failed(steps)
 
     def build_with(
-        self, want: Wanted, plan: Plan, report: Report
+        self, want: Wanted, plan: Plan, report: Report, *, names: Sequence[str] | None = None
     ) -> tuple[Plan, tuple[ComponentBuild, ...]]:
         """Builds all components with one plan; returns it as its vendor confirmed it.
 
@@ -108,7 +121,7 @@ class Builder:
             plan = self._installed(plan, report)
         try:
             with ComponentBuilder(self.tools, want, plan, report) as bench:
-                return plan, tuple(bench.build(name) for name in want.shapes)
+                return plan, tuple(bench.build(name) for name in names or want.shapes)
         except OSError as error:
             raise as_store_error(error, self.tools.store.home) from error
         except CacheError:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .cli_cache import cache_app
+from .cli_emit import emit_command
 from .cli_options import (
     Batch,
     Check,
@@ -54,6 +55,7 @@ app = typer.Typer(
 )
 app.add_typer(vendors_app, name="vendors")
 app.add_typer(cache_app, name="cache")
+emit_command(app)
 
 
 def _show_version(is_asked: bool) -> None:

@@ -127,9 +127,7 @@ class Emitter:
                 Output(key, None if ref is None else place(ref)) for key, ref in outputs.items()
             ),
             operands=tuple(operands),
-            origins=tuple(
-                origin for origin, used in zip(self.origins, alive, strict=True) if used
-            ),
+            origins=tuple(origin for origin, used in zip(self.origins, alive, strict=True) if used),
         )
 
     def _needed(self, outputs: Mapping[str, Ref | None]) -> list[bool]:

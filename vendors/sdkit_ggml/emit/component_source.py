@@ -33,7 +33,7 @@ def header_source(
     ]
     shapes = {spec.name: f"{spec.dtype} {list(spec.shape)}" for spec in program.outputs}
     lines = [
-        f"// {comment(component)}: its weights, inputs and outputs, and the graphs that compute it.",
+        f"// {comment(component)}: weights, inputs, outputs, and the graphs that compute it.",
         "#pragma once",
         "",
         '#include "arrays.h"',
@@ -130,7 +130,8 @@ def component_source(
         *set_inputs,
         "}",
         "",
-        "void get_outputs([[maybe_unused]] const Outputs & out, [[maybe_unused]] Arrays & results) {",
+        "void get_outputs([[maybe_unused]] const Outputs & out, "
+        "[[maybe_unused]] Arrays & results) {",
         *(
             f"    results[{literal(files['outputs'][name])}] = "
             f"array_of(outputs[{places[name]}], get_floats(out.{field}));"

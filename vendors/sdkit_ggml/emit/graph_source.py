@@ -245,9 +245,7 @@ class _Writer:
         one = self._variant.operands[index]
         start, end = one.offset, one.offset + extent_bytes(one)
         # What is left of an earlier result is not read any more; its neighbours may be.
-        self._content = [
-            part for part in self._content if part.start < start or part.end > end
-        ]
+        self._content = [part for part in self._content if part.start < start or part.end > end]
         self._content.append(_Written(name, index, start, end))
 
 

@@ -55,7 +55,7 @@ class _Known:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.example.shape
+        return tuple(self.example.shape)
 
     @property
     def size(self) -> int:
@@ -103,8 +103,8 @@ def set_inputs_source(
             lines.append(f"    const Integers {variable} = integers(given.at({file}));")
     for name, constant in program.constants.items():
         variable = f"h{len(values)}"
-        array = np.array(constant.values, constant.dtype).reshape(constant.shape)
-        values[name] = _Known(variable, array, is_constant=True)
+        example = np.array(constant.values, constant.dtype).reshape(constant.shape)
+        values[name] = _Known(variable, example, is_constant=True)
         lines += _constant(variable, constant.values)
     refused: list[str] = []
     for step in program.host:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-RESERVED = frozenset(
-    "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t "
-    "char8_t class co_await co_return co_yield compl concept const const_cast consteval constexpr "
-    "constinit continue decltype default delete do double dynamic_cast else enum explicit export "
-    "extern false float for friend goto if inline int long mutable namespace new noexcept not "
-    "not_eq nullptr operator or or_eq private protected public register reinterpret_cast requires "
-    "return short signed sizeof static static_assert static_cast struct switch template this "
-    "thread_local throw true try typedef typeid typename union unsigned using virtual void "
-    "volatile wchar_t while xor xor_eq "
-    # Macros of the C library that are written in lower case.
-    "assert errno linux major makedev minor offsetof setjmp signbit stderr stdin stdout unix va_arg "
-    "va_copy va_end va_start isnan isinf isfinite "
-    # Names of devices in Windows, for identifiers are names of files too.
-    "aux con nul prn com1 com2 com3 com4 lpt1 lpt2 lpt3".split()
-)
+_KEYWORDS = """
+alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t
+char8_t class co_await co_return co_yield compl concept const const_cast consteval constexpr
+constinit continue decltype default delete do double dynamic_cast else enum explicit export extern
+false float for friend goto if inline int long mutable namespace new noexcept not not_eq nullptr
+operator or or_eq private protected public register reinterpret_cast requires return short signed
+sizeof static static_assert static_cast struct switch template this thread_local throw true try
+typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
+"""
+_MACROS = """
+assert errno isfinite isinf isnan linux major makedev minor offsetof setjmp signbit stderr stdin
+stdout unix va_arg va_copy va_end va_start
+"""
+"""Of the C library, in lower case."""
+_DEVICES = "aux con nul prn com1 com2 com3 com4 lpt1 lpt2 lpt3"
+"""Windows opens these in place of a file; identifiers are names of files too."""
+RESERVED = frozenset(f"{_KEYWORDS} {_MACROS} {_DEVICES} ggml_tensor".split())
 """What no identifier may be."""
 LONGEST = 60
 """Of an identifier and of a name in a comment: paths of modules are longer and say no more."""

@@ -133,9 +133,7 @@ def _feed_fields(program: Program) -> list[FeedField]:
         titles.append(f"{name} {kind} {limit}" if name in seen else name)
         seen.add(name)
     names = identifiers(titles)
-    return [
-        FeedField(names[title], *key) for title, key in zip(titles, keys, strict=True)
-    ]
+    return [FeedField(names[title], *key) for title, key in zip(titles, keys, strict=True)]
 
 
 def _stored_weights(path: Path) -> list[Stored]:
@@ -143,9 +141,7 @@ def _stored_weights(path: Path) -> list[Stored]:
     import gguf
 
     reader = gguf.GGUFReader(path)
-    origins, forms = (
-        reader.fields[f"sdkit.{name}"].contents() for name in ("origins", "forms")
-    )
+    origins, forms = (reader.fields[f"sdkit.{name}"].contents() for name in ("origins", "forms"))
     start = min(tensor.data_offset for tensor in reader.tensors)
     found = []
     for tensor, origin, form in zip(reader.tensors, origins, forms, strict=True):
@@ -174,15 +170,15 @@ def _readme(program: Program, *, component: str, target: str) -> str:
         "`sdkit-dispatch emit`.",
         "",
         "```bash",
-        "cmake -B build                # or with -DGGML_CUDA=1, -DGGML_VULKAN=1, -DGGML_METAL=1, ...",
+        "cmake -B build                # for a GPU: -DGGML_CUDA=1, _VULKAN=1, _METAL=1 or _HIP=1",
         "cmake --build build",
         f"./build/{target} --help",
         f"./build/{target} {WEIGHTS_FILE} --in inputs --out outputs",
         f"./build/{target} {WEIGHTS_FILE} --bench 10",
         "```",
         "",
-        "`-DGGML_DIR=...` names an installed ggml or its source; without it, `./ggml`, an installed",
-        "one, or a download is taken (see `CMakeLists.txt`).",
+        "`-DGGML_DIR=...` names an installed ggml or its source; without it, `./ggml`, an",
+        "installed one, or a download is taken (see `CMakeLists.txt`).",
         "",
         "| file | holds |",
         "|---|---|",

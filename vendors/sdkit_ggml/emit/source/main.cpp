@@ -17,6 +17,7 @@ struct Options {
     std::string out;
     std::string device;
     std::string backends;
+    std::string variant;
     int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
     int bench = 0;
     bool is_list = false;
@@ -33,7 +34,8 @@ void print_usage(const char * program) {
         "  --device NAME   compute there (see --list); else the GPU that cmake chose, or the CPU\n"
         "  --threads N     of the CPU\n"
         "  --backends DIR  load more backends of ggml from there\n"
-        "  --list          print the devices\n",
+        "  --variant NAME  which of the graphs; else the first that the device supports\n"
+        "  --list          print the devices and the graphs\n",
         program, component_name, program);
     for (const auto * specs : {&inputs, &outputs}) {
         std::printf("\n%s:\n", specs == &inputs ? "inputs" : "outputs");
@@ -74,6 +76,8 @@ Options options_of(int argc, char ** argv) {
             found.device = argv[++i];
         } else if (word == "--backends") {
             found.backends = argv[++i];
+        } else if (word == "--variant") {
+            found.variant = argv[++i];
         } else if (word == "--threads") {
             found.threads = number(word, argv[++i], 1);
         } else if (word == "--bench") {
@@ -127,12 +131,12 @@ struct Loaded {
     Outputs out;
 };
 
-// Builds the first variant that the device supports.
-Loaded load(ggml_backend_dev_t device, const Weights & weights) {
+// Builds the variant of that name, or the first that the device supports.
+Loaded load(ggml_backend_dev_t device, const Weights & weights, const std::string & name) {
     const bool is_cpu = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
     std::string refusals;
     for (const Variant & variant : variants) {
-        if (variant.is_for_cpu == is_cpu) {
+        if (name.empty() ? variant.is_for_cpu == is_cpu : name == variant.name) {
             Loaded loaded;
             loaded.graph.reset(new Graph(device, variant.arena_bytes, variant.tensor_count));
             loaded.in = variant.make_inputs(*loaded.graph);
@@ -143,10 +147,13 @@ Loaded load(ggml_backend_dev_t device, const Weights & weights) {
                              ggml_backend_dev_description(device), variant.name);
                 return loaded;
             }
-            for (const std::string & name : refused) {
-                refusals += " " + name;
+            for (const std::string & operation : refused) {
+                refusals += " " + operation;
             }
         }
+    }
+    if (refusals.empty()) {
+        throw Failure("there is no variant \"" + name + "\"; see --list");
     }
     throw Failure(std::string(ggml_backend_dev_name(device)) + " lacks operations:" + refusals);
 }
@@ -171,7 +178,10 @@ void run(const Options & options) {
     if (options.is_list) {
         for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
             ggml_backend_dev_t device = ggml_backend_dev_get(i);
-            std::printf("%-12s %s\n", ggml_backend_dev_name(device), ggml_backend_dev_description(device));
+            std::printf("device   %-12s %s\n", ggml_backend_dev_name(device), ggml_backend_dev_description(device));
+        }
+        for (const Variant & variant : variants) {
+            std::printf("variant  %s\n", variant.name);
         }
         return;
     }
@@ -187,7 +197,7 @@ void run(const Options & options) {
 
     const WeightsFile file(options.weights, weights_layout, device);
     const Weights weights = find_weights(file);
-    const Loaded loaded = load(device, weights);
+    const Loaded loaded = load(device, weights, options.variant);
 
     Arrays given;
     for (const TensorSpec & spec : inputs) {
