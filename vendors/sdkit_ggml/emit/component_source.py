@@ -31,7 +31,8 @@ def header_source(
             "}",
         )
     ]
-    shapes = {spec.name: f"{spec.dtype} {list(spec.shape)}" for spec in program.outputs}
+    specs = (*program.inputs, *program.outputs)
+    shapes = {spec.name: f", {spec.dtype} {list(spec.shape)} in ONNX" for spec in specs}
     lines = [
         f"// {comment(component)}: weights, inputs, outputs, and the graphs that compute it.",
         "#pragma once",
@@ -54,12 +55,16 @@ def header_source(
         "",
         "// Filled before each run.",
         "struct Inputs {",
-        *(f"    ggml_tensor * {one.field};  // {one.type}, {comment(one.name)}" for one in feeds),
+        *(
+            f"    ggml_tensor * {one.field};  // "
+            f"{comment(f'{one.type} of {one.name}{shapes.get(one.name, str())}')}"
+            for one in feeds
+        ),
         "};",
         "",
         "struct Outputs {",
         *(
-            f"    ggml_tensor * {field};  // {comment(f'{name}, {shapes[name]} in ONNX')}"
+            f"    ggml_tensor * {field};  // {comment(f'{name}{shapes[name]}')}"
             for name, field in outputs.items()
         ),
         "};",

@@ -217,8 +217,8 @@ class _Writer:
         return self._declare(index, base, f"{text};  // {_shape(one)}")
 
     def _place(self, one: Operand) -> str:
-        kind = ggml_type(one.type)
-        return f"g.at({one.offset}, {kind}, {_braced(one.ne)}, {_braced(one.nb)})"
+        strides = "" if one.nb == dense_nb(one.type, one.ne) else f", {_braced(one.nb)}"
+        return f"g.at({one.offset}, {ggml_type(one.type)}, {_braced(one.ne)}{strides})"
 
     def _declare(self, index: int, of: str, text: str) -> str:
         key = (index, of)

@@ -53,15 +53,18 @@ void Graph::write(ggml_tensor * result) {
     ggml_build_forward_expand(steps_, result);
 }
 
+ggml_tensor * Graph::at(size_t offset, ggml_type type, const Sizes & ne) {
+    char * base = static_cast<char *>(ggml_backend_buffer_get_base(arena_.get()));
+    return placed(arena_.get(), base + offset, type, ne, nullptr);
+}
+
 ggml_tensor * Graph::at(size_t offset, ggml_type type, const Sizes & ne, const Strides & nb) {
     char * base = static_cast<char *>(ggml_backend_buffer_get_base(arena_.get()));
-    return placed(arena_.get(), base + offset, type, ne, nb);
+    return placed(arena_.get(), base + offset, type, ne, &nb);
 }
 
 ggml_tensor * Graph::view(const ggml_tensor * base, size_t offset, const Sizes & ne) {
-    ggml_tensor * tensor = ggml_new_tensor_4d(ctx, base->type, ne[0], ne[1], ne[2], ne[3]);
-    ggml_backend_tensor_alloc(base->buffer, tensor, static_cast<char *>(base->data) + offset);
-    return tensor;
+    return placed(base->buffer, static_cast<char *>(base->data) + offset, base->type, ne, nullptr);
 }
 
 ggml_tensor * Graph::view(const ggml_tensor * base, size_t offset, const Sizes & ne, const Strides & nb) {
@@ -69,14 +72,14 @@ ggml_tensor * Graph::view(const ggml_tensor * base, size_t offset, const Sizes &
 }
 
 ggml_tensor * Graph::view(const ggml_tensor * base, size_t offset, ggml_type type, const Sizes & ne, const Strides & nb) {
-    return placed(base->buffer, static_cast<char *>(base->data) + offset, type, ne, nb);
+    return placed(base->buffer, static_cast<char *>(base->data) + offset, type, ne, &nb);
 }
 
 // No ggml_view_4d(): it refuses rows that overlap, by which convolutions are computed here.
-ggml_tensor * Graph::placed(ggml_backend_buffer_t buffer, char * address, ggml_type type, const Sizes & ne, const Strides & nb) {
+ggml_tensor * Graph::placed(ggml_backend_buffer_t buffer, char * address, ggml_type type, const Sizes & ne, const Strides * nb) {
     ggml_tensor * tensor = ggml_new_tensor_4d(ctx, type, ne[0], ne[1], ne[2], ne[3]);
-    for (size_t axis = 0; axis < nb.size(); axis++) {
-        tensor->nb[axis] = nb[axis];
+    for (size_t axis = 0; nb && axis < nb->size(); axis++) {
+        tensor->nb[axis] = (*nb)[axis];
     }
     ggml_backend_tensor_alloc(buffer, tensor, address);
     return tensor;

@@ -40,7 +40,8 @@ class Graph {
     // Makes the graph's next step of a call that writes into one of its operands.
     void write(ggml_tensor * result);
 
-    // A tensor at an offset of the arena.
+    // A tensor at an offset of the arena; without strides, a contiguous one.
+    ggml_tensor * at(size_t offset, ggml_type type, const Sizes & ne);
     ggml_tensor * at(size_t offset, ggml_type type, const Sizes & ne, const Strides & nb);
 
     // A tensor at an offset from where `base` begins; without strides, a contiguous one.
@@ -54,7 +55,8 @@ class Graph {
     ggml_cgraph * steps() const { return steps_; }
 
   private:
-    ggml_tensor * placed(ggml_backend_buffer_t buffer, char * address, ggml_type type, const Sizes & ne, const Strides & nb);
+    // `nb`: nullptr for a contiguous tensor.
+    ggml_tensor * placed(ggml_backend_buffer_t buffer, char * address, ggml_type type, const Sizes & ne, const Strides * nb);
 
     ggml_context_ptr context_;
     ggml_backend_buffer_ptr arena_;
