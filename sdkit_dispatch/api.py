@@ -32,6 +32,8 @@ from .detect.choice import gpu_choice, gpus_of
 from .detect.support import variant_for
 from .diffusion.request_values import check_request
 from .diffusion.shapes import vae_factor
+from .emit import VENDOR as EMITTING_VENDOR
+from .emit import Emitted, emit_component
 from .env import InstallPlan, VendorState, find_vendors, install, plan_install, state
 from .errors import ConfigError, NoVendorError, PipelineError, VendorEnvError
 from .failures import Failures
@@ -237,6 +239,47 @@ class Dispatcher:
         plans = [self._plans(replace(choice, gpu="auto"), devices=[one]) for one in devices]
         builder = self.builder(choice)
         return [builder.build(want, ladder, self.report) for ladder in plans]
+
+    def emit(
+        self,
+        pipeline: str | Path,
+        component: str,
+        out: Path,
+        choice: Choice | None = None,
+        *,
+        width_px: int | None = None,
+        height_px: int | None = None,
+        batch: int | None = None,
+        may_replace: bool = False,
+    ) -> Emitted:
+        """Writes the source of a program that computes one component; builds its engine if needed.
+
+        Args:
+            pipeline: As for `build`.
+            component: "unet", "vae_decoder", ...
+            out: A folder that is empty or not there.
+            choice: As for `build`; without a vendor it is the one that writes source code.
+            width_px: As for `build`.
+            height_px: As for `build`.
+            batch: As for `build`.
+            may_replace: Whether `out` may be a folder that was written so before.
+
+        Raises:
+            ConfigError: There is no such component, the vendor writes no source code, or the
+                folder is not free.
+            DispatchError: As for `build`.
+        """
+        choice = sample_choice(pipeline, choice or Choice())
+        choice = replace(choice, vendor=choice.vendor or EMITTING_VENDOR)
+        return emit_component(
+            self.builder(choice),
+            self._want(pipeline, choice, width_px, height_px, batch),
+            self._plans(choice),
+            component=component,
+            out=out,
+            may_replace=may_replace,
+            report=self.report,
+        )
 
     def explain(
         self,

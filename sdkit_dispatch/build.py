@@ -90,8 +90,21 @@ class Builder:
         self._install = install
         self._precision = precision
 
-    def build(self, want: Wanted, plans: Sequence[Plan], report: Report) -> BuildResult:
+    def build(
+        self,
+        want: Wanted,
+        plans: Sequence[Plan],
+        report: Report,
+        *,
+        names: Sequence[str] | None = None,
+    ) -> BuildResult:
         """Builds all components with the first plan that serves; walks down the ladder once.
+
+        Args:
+            want: What to build.
+            plans: Best first.
+            report: Told what is being done.
+            names: Only these components.
 
         Raises:
             DispatchError: The only plan failed, or all did; or the first one if strict.
@@ -100,7 +113,7 @@ class Builder:
         self.tools.store.let_go()
         for plan in plans:
             try:
-                result = self._built(want, plan, report)
+                result = self._built(want, plan, report, names=names)
                 return replace(result, steps=tuple(steps), evicted=self._evicted(result))
             except LADDER_ERRORS as error:
                 if isinstance(error, CacheError) and error.concerns_store:
@@ -112,17 +125,19 @@ class Builder:
         raise all_failed(steps, must_use_gpu=self.tools.must_use_gpu)
 
     def build_with(
-        self, want: Wanted, plan: Plan, report: Report
+        self, want: Wanted, plan: Plan, report: Report, *, names: Sequence[str] | None = None
     ) -> tuple[Plan, tuple[ComponentBuild, ...]]:
         """Builds all components with one plan; returns it as its vendor confirmed it.
 
         Raises:
             DispatchError: The vendor cannot be installed, or failed.
         """
-        result = self._built(want, plan, report)
+        result = self._built(want, plan, report, names=names)
         return result.plan, result.components
 
-    def _built(self, want: Wanted, plan: Plan, report: Report) -> BuildResult:
+    def _built(
+        self, want: Wanted, plan: Plan, report: Report, *, names: Sequence[str] | None
+    ) -> BuildResult:
         """Builds all components with one plan.
 
         Where the store cannot be written, it builds them in a temporary folder.
@@ -134,7 +149,7 @@ class Builder:
             plan = self._installed(plan, report)
         store = self.tools.store
         try:
-            return self._attempt(want, plan, report)
+            return self._attempt(want, plan, report, names or tuple(want.shapes))
         except OSError as error:
             reason = as_store_error(error, store.home)
             if error.errno not in UNWRITABLE or store.is_temporary:
@@ -148,14 +163,16 @@ class Builder:
             reason = error
         store.retreat(reason.message)
         try:
-            return self._attempt(want, plan, report)
+            return self._attempt(want, plan, report, names or tuple(want.shapes))
         except OSError as error:
             raise reason from error
 
-    def _attempt(self, want: Wanted, plan: Plan, report: Report) -> BuildResult:
+    def _attempt(
+        self, want: Wanted, plan: Plan, report: Report, names: Sequence[str]
+    ) -> BuildResult:
         with ComponentBuilder(self.tools, want, plan, report) as bench:
-            expected = bench.preflight()
-            components = tuple(bench.build(name) for name in want.shapes)
+            expected = bench.preflight(names)
+            components = tuple(bench.build(name) for name in names)
         return BuildResult(plan=plan, components=components, forecast=expected)
 
     def _evicted(self, result: BuildResult) -> tuple[Removal, ...]:

@@ -14,6 +14,7 @@ import typer
 from . import cli_cleaning  # noqa: F401 - it adds its commands to the cache's
 from .cli_bundle import bundle_app
 from .cli_cache import cache_app
+from .cli_emit import emit_command
 from .cli_native import vendors_build
 from .cli_options import (
     Batch,
@@ -64,6 +65,7 @@ vendors_app.command("build", epilog="Example: sdkit-dispatch vendors build ggml 
 )
 app.add_typer(cache_app, name="cache")
 app.add_typer(bundle_app, name="bundle")
+emit_command(app)
 
 
 def _show_version(is_asked: bool) -> None:

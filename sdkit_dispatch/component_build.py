@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -189,7 +189,7 @@ class ComponentBuilder:
     ) -> None:
         self._stack.close()
 
-    def preflight(self) -> Forecast | None:
+    def preflight(self, names: Iterable[str]) -> Forecast | None:
         """Says what will be built and what it takes; None if nothing need be built.
 
         Raises:
@@ -199,7 +199,7 @@ class ComponentBuilder:
         found = forecast(
             store,
             self._spec,
-            [self.current_request(name) for name in self._want.shapes],
+            [self.current_request(name) for name in names],
             {name: part.weights_bytes for name, part in parts.items()},
         )
         if found is None:

@@ -341,6 +341,20 @@ class Vendor(Protocol):
         """
 
 
+@runtime_checkable
+class EmittingVendor(Protocol):
+    """(optional) A vendor that writes what an engine computes as source code."""
+
+    def emit(self, engine: Engine, out: Path) -> None:
+        """Writes a program that stands alone, weights included, under the empty folder `out`.
+
+        The same engine gives the same bytes.
+
+        Raises:
+            UnsupportedOpError: Some of it cannot be written; names the component and operators.
+        """
+
+
 def record_to_json(record: Any) -> Any:
     """Returns a record of this module as plain JSON data (dicts, lists, strings, numbers)."""
     import msgspec  # late: `devices` and `--help` do without

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from .contract import (
     BuildRequest,
     Device,
+    EmittingVendor,
     Engine,
     GenerateRequest,
     Plan,
@@ -40,7 +41,7 @@ from .contract import (
     record_from_json,
     record_to_json,
 )
-from .errors import CancelledByUser, DispatchError, RunError, WorkerError
+from .errors import CancelledByUser, ConfigError, DispatchError, RunError, WorkerError
 from .store_use import HeldSession, hold_engine
 from .wire import Frame, read_frame, write_frame
 
@@ -188,6 +189,8 @@ class Desk:
             "probe": self._probe,
             "plan": self._plan,
             "compile": self._compile,
+            "can_emit": self._can_emit,
+            "emit": self._emit,
             "load": self._load,
             "run": self._run,
             "time": self._time,
@@ -252,6 +255,16 @@ class Desk:
         self.adapter.compile(
             request, Path(params["onnx"]), Path(params["out"]), device=device, report=report
         )
+        return {}, {}
+
+    def _can_emit(self, params: Params, arrays: Mapping[str, Any], report: Any) -> Reply:
+        return {"can_emit": isinstance(self.adapter, EmittingVendor)}, {}
+
+    def _emit(self, params: Params, arrays: Mapping[str, Any], report: Any) -> Reply:
+        adapter = self.adapter
+        if not isinstance(adapter, EmittingVendor):
+            raise ConfigError(f"the vendor '{self._vendor_name}' writes no source code")
+        adapter.emit(record_from_json(Engine, params["engine"]), Path(params["out"]))
         return {}, {}
 
     def _load(self, params: Params, arrays: Mapping[str, Any], report: Any) -> Reply:

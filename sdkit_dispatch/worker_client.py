@@ -103,6 +103,14 @@ class WorkerClient:
             report=report,
         )
 
+    def can_emit(self) -> bool:
+        """Whether the vendor is an `EmittingVendor`."""
+        return bool(self.process.request("can_emit", {}).result["can_emit"])
+
+    def emit(self, engine: Engine, out: Path) -> None:
+        """As `EmittingVendor.emit`."""
+        self.process.request("emit", {"engine": record_to_json(engine), "out": str(out)})
+
     def load(self, engine: Engine, device: Device) -> RemoteSession:
         """As `Vendor.load`; the session lives in the worker."""
         result = self.process.request(

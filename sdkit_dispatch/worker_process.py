@@ -70,6 +70,8 @@ DEFAULT_TIMEOUTS_S: Mapping[str, float] = {
     "configure": 60,
     "probe": 120,
     "plan": 120,
+    "can_emit": 120,
+    "emit": 900,
     "compile": 3600,  # 35 minutes have been reported for MIGraphX (AMDMIGraphX#4164)
     "load": 900,
     "run": 900,

@@ -49,6 +49,8 @@ def test_the_wheel_holds_profiles_configs_vendors_and_the_sample(wheel):
         "sdkit_dispatch/_data/sample/digits-sd/unet/model.onnx",
         "sdkit_dispatch/_data/sample/digits-sd/README.md",
         "sdkit_dispatch/detect/gpus.LICENSE",
+        "sdkit_ggml/emit/source/CMakeLists.txt",
+        "sdkit_ggml/emit/source/main.cpp",
         "sdkit_null/adapter.py",
         "sdkit_onnxruntime/adapter.py",
         "sdkit_openvino/adapter.py",

@@ -208,6 +208,12 @@ class GgmlAdapter:
             facts |= {"threads": str(threads), "cpu_variant": runtime.cpu_variant or "one"}
         return GgmlSession(program, executor, facts)
 
+    def emit(self, engine: Engine, out: Path) -> None:
+        # Only here: loading an engine needs none of it.
+        from sdkit_ggml.emit.program_folder import write_program
+
+        write_program(engine, out)
+
     def _fault_of(self, runtime: Runtime, offered: OfferedDevice) -> str:
         """Returns what the device computes wrongly, or ""; asks it once."""
         if offered.name not in self._tested:

@@ -97,6 +97,8 @@ class Variant(msgspec.Struct, frozen=True):
     ops: tuple[Op, ...]
     feeds: tuple[Feed, ...]
     outputs: tuple[Output, ...]
+    origins: tuple[int, ...] = ()
+    """Of each operation: the index in `Program.nodes` of what it computes; -1 for none."""
 
     @property
     def name(self) -> str:
@@ -128,6 +130,8 @@ class Program(msgspec.Struct, frozen=True):
     host: tuple[HostStep, ...]
     constants: dict[str, HostConstant]
     variants: tuple[Variant, ...]
+    nodes: tuple[str, ...] = ()
+    """The ONNX graph as it was lowered: 'Conv "/conv_in/Conv"'; for whoever reads the program."""
 
 
 def row_bytes(kind: str, elements: int) -> int:

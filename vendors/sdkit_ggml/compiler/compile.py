@@ -116,6 +116,7 @@ def compile_model(
         host=tuple(host.steps.values()),
         constants={name: _host_constant(one) for name, one in host.constants.items()},
         variants=variants,
+        nodes=tuple(map(str, graph.nodes)),
     )
     return Compiled(program=program, weights=tuple(table.weights), offsets=tuple(offsets))
 
@@ -181,7 +182,7 @@ def _lower(
             low.values[name] = low.fresh(ref, kind.shape)
     refused: dict[str, str] = {}
     lost: set[str] = set()
-    for node in graph.nodes:
+    for index, node in enumerate(graph.nodes):
         function = TABLE.get((node.domain, node.op_type))
         if function is None:
             refused.setdefault(_title(node), "")
@@ -192,7 +193,7 @@ def _lower(
             continue
         for name in node.inputs:
             _feed_floats(low, name)
-        low.node = node
+        low.node, low.emitter.origin = node, index
         try:
             result = function(low, *node.inputs, **node.attributes)
         except Unsupported as reason:
@@ -217,6 +218,7 @@ def _lower(
                     f"ggml: {node} was lowered to {list(one.shape)}, not "
                     f"{list(graph.types[name].shape)}: a fault of ours"
                 )
+    low.emitter.origin = -1
     if refused:
         reasons = "; ".join(sorted(reason for reason in refused.values() if reason))
         raise UnsupportedOpError(
@@ -278,6 +280,7 @@ def replace_feeds(variant: Variant, feeds: tuple[Feed, ...]) -> Variant:
         ops=variant.ops,
         feeds=feeds,
         outputs=variant.outputs,
+        origins=variant.origins,
     )
 
 

@@ -44,6 +44,9 @@ class Emitter:
     ops: list[tuple[str, tuple[Ref, ...], Ref, tuple[int | float, ...]]] = field(
         default_factory=list
     )
+    origins: list[int] = field(default_factory=list)
+    origin: int = -1
+    """Index of the node that is being lowered."""
 
     def buffer(self, size_bytes: int) -> int:
         """Returns a new buffer of the arena."""
@@ -84,6 +87,7 @@ class Emitter:
         else:
             result = self.tensor(kind, ne, slack_bytes)
         self.ops.append((name, tuple(inputs), result, tuple(params)))
+        self.origins.append(self.origin)
         return result
 
     def finish(
@@ -123,6 +127,7 @@ class Emitter:
                 Output(key, None if ref is None else place(ref)) for key, ref in outputs.items()
             ),
             operands=tuple(operands),
+            origins=tuple(origin for origin, used in zip(self.origins, alive, strict=True) if used),
         )
 
     def _needed(self, outputs: Mapping[str, Ref | None]) -> list[bool]:

@@ -263,7 +263,7 @@ class Executor:
         builder = _Builder(g, context, variant, self._weight_buffer, arena)
         graph = g.ggml_new_graph_custom(context, 2 * nodes, False)
         refused = []
-        exposed = _read_in_part(variant)
+        exposed = read_in_part(variant)
         for step, op in enumerate(variant.ops):
             tensor = builder.add(op, is_exposed=step in exposed)
             if not g.ggml_backend_dev_supports_op(self._device.handle, tensor):
@@ -351,7 +351,7 @@ class _Builder:
         self._g.ggml_backend_tensor_alloc(buffer, tensor, base + operand.offset)
 
 
-def _read_in_part(variant: Variant) -> set[int]:
+def read_in_part(variant: Variant) -> set[int]:
     """Returns the steps whose results are read by another operand than they were written as.
 
     A backend that fuses operations counts the uses of a tensor; these it cannot see. Some steps

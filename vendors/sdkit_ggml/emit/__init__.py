@@ -1,0 +1,1 @@
+"""Writes a program as C++ source that computes the same with ggml alone."""
