@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from .build import Builder, BuildResult
 from .cache import EngineStore, Explanation, explain
 from .component_build import BuildTools, ComponentBuilder, Wanted, wanted
-from .config import Config, home_folder, load_config, load_profile
+from .config import Config, Profile, home_folder, load_config, load_profile
 from .contract import (
     Device,
     GenerateRequest,
@@ -28,10 +28,11 @@ from .contract import (
 from .detect import detect, host
 from .detect.absent import absent_device
 from .detect.choice import gpu_choice
+from .detect.support import variant_for
 from .diffusion.request_values import check_request
 from .diffusion.shapes import vae_factor
 from .env import InstallPlan, VendorState, find_vendors, install, plan_install, state
-from .errors import NoVendorError, PipelineError, VendorEnvError
+from .errors import ConfigError, NoVendorError, PipelineError, VendorEnvError
 from .failures import Failures
 from .loaded_pipeline import LoadedPipeline
 from .pipeline_files import Pipeline, read_pipeline
@@ -60,6 +61,7 @@ class Choice:
         vendor: Only this vendor.
         precision: Of the build; the vendor's best by default.
         profile: A name or a file; the sample's own for the sample, else "default".
+        force: Sets the option `force` of `vendor`: what its makers advise against.
     """
 
     gpu: str = "auto"
@@ -68,6 +70,7 @@ class Choice:
     profile: str | None = None
     must_check: bool = True
     may_retry: bool = False
+    force: bool = False
 
 
 class Dispatcher:
@@ -129,7 +132,7 @@ class Dispatcher:
             gpu=gpu_choice(os.environ) if is_free and devices is None else choice.gpu,
             vendor=choice.vendor,
             precision=choice.precision or profile.precision,
-            options=profile.options,
+            options=_options(profile, choice),
             env_states=self._states(),
             probe=self.workers.probe,
             may_install=self.may_install if may_install is None else may_install,
@@ -375,9 +378,14 @@ class Dispatcher:
             VendorEnvError: The requirements cannot be satisfied.
         """
         return [
-            plan_install(spec, home=self.home, report=self.report)
+            plan_install(self.suited(spec), home=self.home, report=self.report)
             for spec in self._missing_with_reference(self.specs[vendor])
         ]
+
+    def suited(self, spec: VendorSpec) -> VendorSpec:
+        """Returns a vendor with the build of its runtime that the driver here can serve."""
+        name = variant_for(spec.name, self.devices, host())
+        return spec.of_variant(name) if name in spec.variants else spec
 
     def _missing_with_reference(self, spec: VendorSpec) -> list[VendorSpec]:
         reference = self.specs.get(REFERENCE_VENDOR)
@@ -394,7 +402,7 @@ class Dispatcher:
                 f"the vendor '{spec.name}' is not installed",
                 f"sdkit-dispatch vendors install {spec.name}",
             )
-        for one in self._missing_with_reference(spec):
+        for one in map(self.suited, self._missing_with_reference(spec)):
             plan = plan_install(one, home=self.home, report=report)
             report(Progress(phase=f"install {plan.summary}"))
             install(one, home=self.home, report=report, plan=plan)
@@ -444,3 +452,13 @@ def _own_side_px(pipeline: Pipeline) -> int:
 
 def _first(*values: Any) -> Any:  # Any: all of one type, the first that was given
     return next(value for value in values if value is not None)
+
+
+def _options(profile: Profile, choice: Choice) -> Mapping[str, Mapping[str, Any]]:
+    # Any: each vendor owns its values.
+    if not choice.force:
+        return profile.options
+    if choice.vendor is None:
+        raise ConfigError("--force needs the vendor that it is for", "--vendor tensorrt-rtx")
+    own = {**profile.options.get(choice.vendor, {}), "force": True}
+    return {**profile.options, choice.vendor: own}

@@ -17,6 +17,7 @@ from .cli_options import (
     Batch,
     Check,
     EnvChoice,
+    Force,
     Gpu,
     Height,
     Install,
@@ -104,13 +105,15 @@ def plan(
     vendor: VendorName = None,
     precision: PrecisionName = None,
     profile: ProfileName = None,
+    force: Force = False,
     install: Install = None,
     env: EnvChoice = None,
     as_json: Json = False,
 ) -> None:
     """Show which vendor would run where, and why the others would not."""
     with dispatcher_of(context, install=install, env=env, is_quiet=as_json) as dispatcher:
-        report = dispatcher.plan_report(choice_of(gpu, vendor, precision, profile))
+        choice = choice_of(gpu, vendor, precision, profile, force=force)
+        report = dispatcher.plan_report(choice)
     if as_json:
         from .contract import record_to_json
 
@@ -159,12 +162,13 @@ def build(
     env: EnvChoice = None,
     check: Check = True,
     retry: Retry = False,
+    force: Force = False,
     strict: Strict = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Compile and check the engines of a pipeline."""
-    choice = choice_of(gpu, vendor, precision, profile, check=check, retry=retry)
+    choice = choice_of(gpu, vendor, precision, profile, check=check, retry=retry, force=force)
     with dispatcher_of(
         context, install=install, env=env, strict=strict, is_quiet=quiet or as_json
     ) as dispatcher:
@@ -223,6 +227,7 @@ def generate(
     env: EnvChoice = None,
     check: Check = True,
     retry: Retry = False,
+    force: Force = False,
     strict: Strict = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -230,7 +235,7 @@ def generate(
     """Make an image."""
     from .loaded_pipeline import require_writable
 
-    choice = choice_of(gpu, vendor, precision, profile, check=check, retry=retry)
+    choice = choice_of(gpu, vendor, precision, profile, check=check, retry=retry, force=force)
     require_writable(out)
     with dispatcher_of(
         context, install=install, env=env, strict=strict, is_quiet=quiet or as_json
@@ -326,13 +331,19 @@ def bench(
             )
 
 
-@app.command(epilog="Example: sdkit-dispatch doctor --report report.txt")
+@app.command(epilog="Example: sdkit-dispatch doctor --gpu gpu:0 --report report.txt")
 def doctor(
     context: typer.Context,
     gpu: Gpu = "auto",
     vendor: VendorName = None,
     report: Annotated[
         Path | None, typer.Option("--report", help="Write a text file for a bug report.")
+    ] = None,
+    draw: Annotated[
+        bool | None,
+        typer.Option(
+            "--draw/--no-draw", help="Also build the sample and draw; by default with --gpu."
+        ),
     ] = None,
     env: EnvChoice = None,
     as_json: Json = False,
@@ -348,7 +359,10 @@ def doctor(
         failures = list(Failures(home).all())
         findings: list[Finding] = []
         try:
-            findings = examine(dispatcher, gpu=gpu, vendor=vendor)
+            is_drawing = gpu != "auto" if draw is None else draw
+            findings = examine(
+                dispatcher, gpu=gpu, vendor=vendor, pipeline="sample" if is_drawing else None
+            )
         finally:  # a device that is not seen is what a report is most wanted for
             if report is not None:
                 report.write_text(bug_report(dispatcher, findings), encoding="utf-8")

@@ -51,6 +51,9 @@ Retry = Annotated[bool, typer.Option("--retry", help="Try again what failed here
 Strict = Annotated[
     bool, typer.Option("--strict", help="Fail instead of taking another device or vendor.")
 ]
+Force = Annotated[
+    bool, typer.Option("--force", help="Do what the makers of --vendor advise against.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 
@@ -93,6 +96,7 @@ def choice_of(
     *,
     check: bool = True,
     retry: bool = False,
+    force: bool = False,
 ) -> Choice:
     """Returns what the options of a command chose.
 
@@ -116,6 +120,7 @@ def choice_of(
         profile=profile,
         must_check=check,
         may_retry=retry,
+        force=force,
     )
 
 

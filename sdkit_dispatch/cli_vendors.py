@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,6 +16,11 @@ from .cli_options import (
     print_json,
     spec_named,
 )
+
+Variant = Annotated[
+    str | None,
+    typer.Option("--variant", help="Build of the runtime: cu12 or cu13; by the driver here."),
+]
 
 vendors_app = typer.Typer(
     help="List, install and remove vendor environments.", no_args_is_help=True
@@ -45,6 +50,7 @@ def vendors_install(
     source: Annotated[
         Path | None, typer.Option("--from", help="Folder made by 'vendors download'.")
     ] = None,
+    variant: Variant = None,
     reinstall: Annotated[
         bool, typer.Option("--reinstall", help="Make it even if there is a good one.")
     ] = False,
@@ -58,9 +64,11 @@ def vendors_install(
     from .env import install, plan_install
 
     with dispatcher_of(context, is_quiet=quiet) as dispatcher:
-        spec = spec_named(dispatcher, name)
+        spec = _with_variant(dispatcher, spec_named(dispatcher, name), variant)
         plan = plan_install(spec, home=dispatcher.home, source=source, report=dispatcher.report)
         print(plan.summary, flush=True)
+        if spec.install_note:
+            print(f"note: {spec.install_note}", file=sys.stderr)
         if not yes and sys.stdin.isatty() and not ask("Install now?"):
             raise typer.Abort
         environment = install(
@@ -82,15 +90,17 @@ def vendors_download(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="A vendor.")],
     to: Annotated[Path, typer.Option("--to", help="Folder for the wheels.")],
+    variant: Variant = None,
     quiet: Quiet = False,
 ) -> None:
     """Fetch a vendor's packages, for 'vendors install --from' on a machine without internet."""
     from .env import download
 
     with dispatcher_of(context, is_quiet=quiet) as dispatcher:
-        spec = spec_named(dispatcher, name)
+        spec = _with_variant(dispatcher, spec_named(dispatcher, name), variant)
         download(spec, to=to, report=dispatcher.report)
-    print(f"on the other machine: sdkit-dispatch vendors install {spec.name} --from {to}")
+    chosen = f" --variant {spec.variant}" if spec.variants else ""
+    print(f"on the other machine: sdkit-dispatch vendors install {spec.name} --from {to}{chosen}")
 
 
 @vendors_app.command("remove", epilog="Example: sdkit-dispatch vendors remove openvino")
@@ -104,3 +114,19 @@ def vendors_remove(
         spec = spec_named(dispatcher, name)
         removed = remove(spec, home=dispatcher.home)
     print(f"{spec.name}: {'removed' if removed else 'there was no environment'}")
+
+
+def _with_variant(dispatcher: Any, spec: Any, name: str | None) -> Any:
+    # Any: Dispatcher and VendorSpec, imported late.
+    from .errors import ConfigError
+
+    if name is None:
+        return dispatcher.suited(spec)
+    known = [one for one in (spec.variant, *spec.variants) if one]
+    if name not in known:
+        there_are = f"its builds are {', '.join(known)}" if known else "it has one build only"
+        raise ConfigError(
+            f"--variant is '{name}', and {spec.name} has no such build: {there_are}",
+            f"sdkit-dispatch vendors install {spec.name}",
+        )
+    return spec.of_variant(name)

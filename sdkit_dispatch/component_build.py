@@ -37,6 +37,7 @@ from .errors import (
     WorkerError,
 )
 from .failures import Failures
+from .graph.size_ranges import usual_shapes
 from .pipeline_files import Pipeline, component_digests
 from .reference import Reference
 from .worker_client import WorkerClient
@@ -117,8 +118,22 @@ def wanted(
 
 
 def build_request(plan: Plan, spec: VendorSpec, want: Wanted, component: str) -> BuildRequest:
-    """Returns the request whose key names the engine."""
+    """Returns the request whose key names the engine.
+
+    Raises:
+        CompileError: The sizes are outside all ranges that the plan's engine would serve.
+    """
     graph_digest, weights_digest = want.digests[component]
+    shapes: Shapes | None = want.shapes[component]
+    rows = plan.ranges.get(component)
+    if rows:
+        shapes = usual_shapes(want.shapes[component], rows)
+    if shapes is None:
+        raise CompileError(
+            f"{component}: {_written(want.shapes[component])} is outside the size ranges "
+            f"{'; '.join(_written(row) for row in rows or ())} of options.{plan.vendor}.profiles",
+            "widen a range, or remove it: then an engine is built for each size",
+        )
     return BuildRequest(
         vendor=plan.vendor,
         revision=spec.revision,
@@ -128,7 +143,7 @@ def build_request(plan: Plan, spec: VendorSpec, want: Wanted, component: str) ->
         graph_digest=graph_digest,
         weights_digest=weights_digest,
         precision=plan.precision,
-        shapes=want.shapes[component],
+        shapes=shapes,
         options=plan.options,
         passes=graph.REVISION,
     )
@@ -259,9 +274,15 @@ class ComponentBuilder:
         """Returns the stored engine, or what is wrong with it."""
         onnx = self._want.pipeline.components[request.component].onnx
         try:
-            return self._tools.store.look_up(request, onnx=onnx), ""
+            found = self._tools.store.look_up(request, onnx=onnx)
+            return (found and (self._opened(found[0]), found[1])), ""
         except CacheError as error:
             return None, error.message
+
+    def _opened(self, engine: Engine) -> Engine:
+        """Says at which shapes an engine that serves a range is to be opened."""
+        shapes = self._want.shapes[engine.request.component]
+        return engine if shapes == engine.request.shapes else replace(engine, opened_at=shapes)
 
     @staticmethod
     def _hit(found: tuple[Engine, Manifest], started_s: float) -> ComponentBuild:
@@ -310,7 +331,9 @@ class ComponentBuilder:
             client = self._tools.workers.client(self._spec)
             client.compile(request, onnx, out, device=device, report=self._named(request))
             files = store.seal(out)
-            engine = Engine(key=request.key, request=request, folder=str(out), onnx=str(onnx))
+            engine = self._opened(
+                Engine(key=request.key, request=request, folder=str(out), onnx=str(onnx))
+            )
             verdict, facts = self._checked(engine, device)
             require_passed(verdict, request.component, request.vendor)
             _require_unchanged(out, files)
@@ -390,6 +413,10 @@ def require_as_planned(request: BuildRequest, facts: Mapping[str, str]) -> None:
             f"it in {runs}",
             f"sdkit-dispatch build --precision {runs}",
         )
+
+
+def _written(sizes: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {list(values)}" for name, values in sizes.items())
 
 
 def _require_unchanged(folder: Path, files: Mapping[str, StoredFile]) -> None:

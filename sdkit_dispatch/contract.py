@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -25,6 +25,8 @@ DeviceKind = Literal["discrete", "integrated", "npu", "cpu"]
 Precision = Literal["fp32", "fp16", "bf16", "int8", "q8_0", "q5_0", "q4_0"]
 Shapes = Mapping[str, tuple[int, ...]]
 """Input name -> static shape."""
+SizeRanges = Mapping[str, tuple[Mapping[str, tuple[int, int, int]], ...]]
+"""Component -> alternatives: axis ("batch", "height", ...) -> least, usual and largest size."""
 Arrays = Mapping[str, Any]
 """Tensor name -> numpy.ndarray (`Any`: the contract does not import numpy)."""
 Record = TypeVar("Record")
@@ -71,6 +73,15 @@ class Device:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RuntimeVariant:
+    """Another build of a vendor's runtime, as `VendorSpec` describes the usual one."""
+
+    extra: str
+    runtime_packages: tuple[str, ...]
+    conflicts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class VendorSpec:
     """What the core must know of a vendor before any of its code runs.
 
@@ -85,6 +96,9 @@ class VendorSpec:
         revision: Raised whenever the adapter compiles differently; part of an engine's key.
         runtime_packages: Distributions that hold the runtime; all must be installed.
         conflicts: Distributions that overwrite the runtime's files; none may be installed.
+        variant: Which build of the runtime the three above are: "cu13"; empty if there is one.
+        variants: The other builds, of which an environment can hold one instead: "cu12" -> ...
+        install_note: What a user must do or know before an installation; empty if nothing.
     """
 
     name: str
@@ -97,6 +111,26 @@ class VendorSpec:
     platforms: tuple[str, ...] = ()
     runtime_packages: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
+    variant: str = ""
+    variants: Mapping[str, RuntimeVariant] = field(default_factory=dict)
+    install_note: str = ""
+
+    def of_variant(self, name: str) -> VendorSpec:
+        """Returns this vendor with another build of its runtime.
+
+        Raises:
+            KeyError: There is no such build.
+        """
+        if name == self.variant:
+            return self
+        one = self.variants[name]
+        return replace(
+            self,
+            extra=one.extra,
+            runtime_packages=one.runtime_packages,
+            conflicts=one.conflicts,
+            variant=name,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +154,8 @@ class Plan:
             if it runs anywhere.
         runtime: As `Vendor.probe` names it: "openvino 2026.4.1"; empty while only installable.
         options: The vendor's own options, complete; all of them are part of an engine's key.
+        ranges: Sizes that one engine of a component serves; a component that is not named needs an
+            engine for each size.
         state: "installable": planned from the support table, confirmed once it is installed.
         reasons: Sentences, most important first.
     """
@@ -130,6 +166,7 @@ class Plan:
     target: str = ""
     runtime: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)  # Any: each vendor owns its values
+    ranges: SizeRanges = field(default_factory=dict)
     state: Literal["ready", "installable"] = "ready"
     reasons: tuple[str, ...] = ()
 
@@ -142,7 +179,8 @@ class BuildRequest:
         passes: `graph.REVISION`: of the passes that vendors run over the graph first.
         graph_digest: sha256 of the ONNX file.
         weights_digest: sha256 over the external data files; empty if the weights are inside.
-        shapes: The static shape of every input of the graph.
+        shapes: The static shape of every input of the graph; the usual one, where an engine serves
+            a range (`Plan.ranges`).
     """
 
     vendor: str
@@ -172,12 +210,19 @@ class Engine:
     Attributes:
         folder: Holds the vendor's files; read-only for the vendor once compiled.
         onnx: The component's ONNX file on this machine, for an engine that maps its weights.
+        opened_at: The shapes to open it at, where it serves more than those of its request.
     """
 
     key: str
     request: BuildRequest
     folder: str
     onnx: str
+    opened_at: Shapes | None = None
+
+    @property
+    def shapes(self) -> Shapes:
+        """What a session of it is fed."""
+        return self.request.shapes if self.opened_at is None else self.opened_at
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from .contract import BuildRequest, Device, Engine, Plan, Progress, Rejection, VendorSpec
 from .detect.choice import select_devices
+from .doctor_picture import Picture, draw
 from .plan import check_vendor
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Finding:
         compile_s: Seconds to compile; None if it did not come so far. The same of the others.
         load_s: Seconds to open the engine.
         run_ms: Milliseconds of a run, the best of `RUNS`.
+        picture: How the sample pipeline fared; None if it was not asked for, or not come to.
     """
 
     vendor: str
@@ -49,10 +51,15 @@ class Finding:
     compile_s: float | None = None
     load_s: float | None = None
     run_ms: float | None = None
+    picture: Picture | None = None
 
 
 def examine(
-    dispatcher: Dispatcher, *, gpu: str = "auto", vendor: str | None = None
+    dispatcher: Dispatcher,
+    *,
+    gpu: str = "auto",
+    vendor: str | None = None,
+    pipeline: str | None = None,
 ) -> list[Finding]:
     """Examines every installed vendor; a worker that crashes or hangs is one failed finding.
 
@@ -60,6 +67,7 @@ def examine(
         dispatcher: Of the home folder to examine.
         gpu: Which devices; as for `plan`.
         vendor: Only this one; the one way to examine a vendor without a rank.
+        pipeline: Also build this one and draw with it: "sample" proves a path in a minute.
 
     Raises:
         ConfigError: `gpu` or `vendor` names nothing that there is.
@@ -87,7 +95,7 @@ def examine(
             )
             continue
         findings += [
-            _examined(dispatcher, spec, device, model)
+            _drawn(dispatcher, _examined(dispatcher, spec, device, model), device, pipeline)
             for device in devices
             if device.kind in spec.device_kinds
         ]
@@ -119,6 +127,28 @@ def _examined(
             message=error.message,
             hint=error.hint,
         )
+
+
+def _drawn(
+    dispatcher: Dispatcher, finding: Finding, device: Device, pipeline: str | None
+) -> Finding:
+    """Goes on with a picture, if that is asked for and there is a chance."""
+    from .errors import DispatchError
+
+    if pipeline is None or finding.status != "ok":
+        return finding
+    dispatcher.report(Progress(phase=f"doctor: {finding.vendor} draws on {device.name}"))
+    try:
+        picture = draw(dispatcher, finding.vendor, device, pipeline=pipeline)
+    except DispatchError as error:
+        message = f"{finding.message}; but it does not draw: {error.message}"
+        return replace(finding, status="failed", message=message, hint=error.hint)
+    return replace(
+        finding,
+        status="ok" if picture.is_right else "failed",
+        message=f"{finding.message}; {picture.sentence}",
+        picture=picture,
+    )
 
 
 def _compared(

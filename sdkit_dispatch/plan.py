@@ -84,6 +84,7 @@ class _Wish:
     chosen: frozenset[str]
     vendor: str | None
     states: Mapping[str, str | Rejection]
+    forced: frozenset[str] = frozenset()
 
 
 def make_plans(
@@ -109,7 +110,8 @@ def make_plans(
             name ("4090"). A choice is strict: nothing falls back to a device that was not chosen.
         vendor: Only this one; the one way to use a vendor without a rank.
         precision: None leaves it to the vendor.
-        options: Vendor -> its own options.
+        options: Vendor -> its own options. With `force: true` a vendor is asked about a device that
+            it would take, but that its makers do not list.
         env_states: Vendor -> "ready" (or "installed"), "installable", "update_required", "broken",
             "unsupported", or why no environment can serve it; one that is missing is installable.
         probe: Called for ready vendors only, in the order of the ladder.
@@ -126,6 +128,7 @@ def make_plans(
         chosen=frozenset(device.id for device in select_devices(devices, gpu)),
         vendor=vendor,
         states=env_states or {},
+        forced=frozenset(name for name, own in (options or {}).items() if own.get("force") is True),
     )
     offers: list[_Offer] = []
     rejections: list[Rejection] = []
@@ -226,7 +229,9 @@ def _judge(
 ) -> _Offer | Rejection:
     """Returns the offer of a vendor for a device, or the first reason against it."""
     if isinstance(verdict, Rejection):
-        return verdict
+        if verdict.code != "needs-force" or name not in wish.forced:
+            return verdict
+        verdict = None  # as if the table did not know the vendor: its adapter decides
     if spec is None:
         no = (
             "not-in-this-release",

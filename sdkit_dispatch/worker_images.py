@@ -85,7 +85,7 @@ class ImageDesk:
             )
         self._engines = self._table(params)
         identity = {
-            component: f"{engine.key} {json.dumps(self._device, sort_keys=True)}"
+            component: json.dumps([engine.key, engine.shapes, self._device], sort_keys=True)
             for (component, _), engine in self._engines.items()
         }
         changed = [name for name in identity if self._identity.get(name) != identity[name]]
@@ -100,10 +100,7 @@ class ImageDesk:
     @staticmethod
     def _table(params: Params) -> dict[tuple[str, str], Engine]:
         engines = [record_from_json(Engine, entry) for entry in params["engines"]]
-        return {
-            (engine.request.component, shapes_key(engine.request.shapes)): engine
-            for engine in engines
-        }
+        return {(engine.request.component, shapes_key(engine.shapes)): engine for engine in engines}
 
 
 class RecordingSession:

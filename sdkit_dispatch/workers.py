@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -38,6 +38,18 @@ class Workers:
         self._config = config
         self._clients: dict[str, WorkerClient] = {}
         self._resolved: dict[str, Environment | Rejection] = {}
+        self._limit_s: float | None = None
+
+    @contextmanager
+    def limited(self, limit_s: float) -> Iterator[None]:
+        """Bounds every request of workers that start within, whatever the config says."""
+        self.close()
+        self._limit_s = limit_s
+        try:
+            yield
+        finally:
+            self._limit_s = None
+            self.close()
 
     def environment(self, spec: VendorSpec) -> Environment | Rejection:
         """Returns the environment that serves a vendor, or why there is none."""
@@ -79,7 +91,9 @@ class Workers:
             spec,
             python=environment.python,
             is_isolated=environment.is_isolated,
-            settings=worker_settings(self._config, scratch=self._home / "scratch", limit_s=limit_s),
+            settings=worker_settings(
+                self._config, scratch=self._home / "scratch", limit_s=limit_s or self._limit_s
+            ),
         )
 
     def probe(

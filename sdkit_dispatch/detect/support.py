@@ -8,7 +8,7 @@ architecture or the driver at fault.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
@@ -37,6 +37,7 @@ class SupportRow:
     makers: tuple[str, ...] = ()
     kinds: tuple[DeviceKind, ...] = ()
     archs: tuple[str, ...] = ()
+    forced_archs: tuple[str, ...] = ()
     unknown_arch: bool = False
     platforms: tuple[str, ...] = ()
     wsl: bool = True
@@ -140,6 +141,15 @@ def engines_for(device: Device, host: Host) -> tuple[Candidate | Rejection, ...]
     candidates = [verdict for verdict in verdicts if isinstance(verdict, Candidate)]
     rejections = [verdict for verdict in verdicts if isinstance(verdict, Rejection)]
     return (*sorted(candidates, key=lambda found: found.rank + found.penalty), *rejections)
+
+
+def variant_for(vendor: str, devices: Sequence[Device], host: Host) -> str:
+    """Returns the build of a vendor's runtime that the best of `devices` needs; "" for any."""
+    for device in devices:
+        for verdict in engines_for(device, host):
+            if isinstance(verdict, Candidate) and verdict.engine == vendor:
+                return verdict.variant
+    return ""
 
 
 def version_tuple(text: str) -> tuple[int, ...]:
@@ -280,11 +290,20 @@ def _wsl(row: SupportRow, device: Device, host: Host) -> _No | None:
 def _arch(row: SupportRow, device: Device, host: Host) -> _No | None:
     if not row.archs or any(fnmatchcase(device.arch, shape) for shape in row.archs):
         return None
+    if any(fnmatchcase(device.arch, shape) for shape in row.forced_archs):
+        return _No(
+            code="needs-force",
+            reason=f"{row.label} {row.release} compiles for {device.arch}, but its makers do not "
+            f"list it; they list {_listing(row.archs)}",
+            hint=f"--vendor {row.engine} --force",
+        )
     if device.arch:
+        others = _engines_listing(device)
         return _No(
             code="arch",
             reason=f"{row.label} {row.release} does not support {device.arch} ({device.name}); "
             f"it supports {_listing(row.archs)}",
+            hint=f"--vendor {others[0]}" if others else "",
         )
     if row.unknown_arch:
         return None
@@ -295,6 +314,18 @@ def _arch(row: SupportRow, device: Device, host: Host) -> _No | None:
         hint=f"install the driver of its maker, or say it: "
         f"SDKIT_DISPATCH_ARCH={device.pci_id or device.id}={row.archs[0]}",
     )
+
+
+def _engines_listing(device: Device) -> list[str]:
+    """Returns the engines that name the architecture of a device, the best first."""
+    rows = sorted(support_table()[0], key=lambda row: row.rank + row.penalty)
+    fitting = [
+        row.engine
+        for row in rows
+        if device.maker in row.makers
+        and any(fnmatchcase(device.arch, shape) for shape in row.archs)
+    ]
+    return list(dict.fromkeys(fitting))
 
 
 def _host_range(

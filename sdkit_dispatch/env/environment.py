@@ -28,6 +28,7 @@ class Environment:
         packages: The vendor's runtime packages -> version.
         fingerprint: Changes when any distribution of the runtime, or what it needs, changes.
         folder: Of the environment.
+        variant: Which build of the runtime it holds, as `VendorSpec.variant` has it.
     """
 
     vendor: str
@@ -36,6 +37,7 @@ class Environment:
     packages: Mapping[str, str] = field(default_factory=dict)
     fingerprint: str = ""
     folder: Path | None = None
+    variant: str = ""
 
     @property
     def is_isolated(self) -> bool:
@@ -51,12 +53,14 @@ class Pointer:
         folder: Of the environment.
         search_path: Where its Python looks for packages.
         size_bytes: What it took on disk when it was made.
+        variant: Which build of the runtime it holds, as `VendorSpec.variant` has it.
     """
 
     folder: Path
     python: Path
     search_path: tuple[str, ...]
     size_bytes: int
+    variant: str = ""
 
 
 def vendor_folder(vendor: str, home: Path) -> Path:
@@ -118,7 +122,13 @@ def managed_environment(
     if not pointer.python.exists():
         # Also: the Python that it was made with was uninstalled, and the link leads nowhere.
         return _no(spec, "broken", f"its environment has no working Python at {pointer.python}")
-    served = _served(spec, pointer.search_path, requirements_of(spec), pointer.folder)
+    try:
+        held = spec.of_variant(pointer.variant)
+    except KeyError:
+        return _no(
+            spec, "broken", f"it has the build '{pointer.variant}' of a runtime that nobody knows"
+        )
+    served = _served(held, pointer.search_path, requirements_of(held), pointer.folder)
     if isinstance(served, Rejection):
         return served
     return Environment(
@@ -128,6 +138,7 @@ def managed_environment(
         packages=served[0],
         fingerprint=served[1],
         folder=pointer.folder,
+        variant=held.variant,
     )
 
 
@@ -135,18 +146,8 @@ def current_environment(spec: VendorSpec) -> Environment | Rejection:
     """Returns the interpreter that runs us, if the vendor's runtime is installed in it."""
     if not sys.executable:
         return _no(spec, "not-installed", "the current program is not a Python that can be started")
-    folder = Path(sys.prefix)
-    served = _served(spec, None, requirements_of(spec, runtime_only=True), folder)
-    if isinstance(served, Rejection):
-        return served
-    return Environment(
-        vendor=spec.name,
-        kind="current",
-        python=Path(sys.executable),
-        packages=served[0],
-        fingerprint=served[1],
-        folder=folder,
-    )
+    python = Path(sys.executable)
+    return _unmanaged(spec, "current", python, search_path=None, folder=Path(sys.prefix))
 
 
 def read_pointer(
@@ -162,6 +163,7 @@ def read_pointer(
             python=folder / str(data["python"]),
             search_path=tuple(str(folder / entry) for entry in data["search_path"]),
             size_bytes=int(data["size_bytes"]),
+            variant=str(data.get("variant", spec.variant)),
         )
     except FileNotFoundError:
         return _no(spec, "not-installed", f"{spec.name} has no environment in {base}")
@@ -182,18 +184,35 @@ def _given_environment(spec: VendorSpec, path: Path) -> Environment | Rejection:
         search_path = search_path_of(python)
     except VendorEnvError as error:
         return _no(spec, "no-python", error.message, "--env auto")
-    folder = python.parent.parent
-    served = _served(spec, search_path, requirements_of(spec), folder)
-    if isinstance(served, Rejection):
-        return served
-    return Environment(
-        vendor=spec.name,
-        kind="path",
-        python=python,
-        packages=served[0],
-        fingerprint=served[1],
-        folder=folder,
-    )
+    return _unmanaged(spec, "path", python, search_path=search_path, folder=python.parent.parent)
+
+
+def _unmanaged(
+    spec: VendorSpec,
+    kind: Literal["current", "path"],
+    python: Path,
+    *,
+    search_path: Sequence[str] | None,
+    folder: Path,
+) -> Environment | Rejection:
+    """Returns an environment that a user made, with whichever build of the runtime it holds."""
+    refusals: list[Rejection] = []
+    for name in (spec.variant, *spec.variants):
+        held = spec.of_variant(name)
+        requirements = requirements_of(held, runtime_only=kind == "current")
+        served = _served(held, search_path, requirements, folder)
+        if not isinstance(served, Rejection):
+            return Environment(
+                vendor=spec.name,
+                kind=kind,
+                python=python,
+                packages=served[0],
+                fingerprint=served[1],
+                folder=folder,
+                variant=name,
+            )
+        refusals.append(served)
+    return refusals[0]
 
 
 def _served(

@@ -92,7 +92,7 @@ def install(
     so a worker that runs in it should be stopped first.
 
     Args:
-        spec: The vendor.
+        spec: The vendor, with the build of its runtime that is wanted (`VendorSpec.of_variant`).
         home: The home folder.
         report: Told of progress; what it raises ends the installation.
         source: A folder of wheels, made by `download`, to use instead of an index.
@@ -107,7 +107,8 @@ def install(
     with _locked(base, spec, report):
         _sweep(spec, home)
         existing = managed_environment(spec, home=home)
-        if isinstance(existing, Environment) and not reinstall:
+        is_right = isinstance(existing, Environment) and existing.variant == spec.variant
+        if isinstance(existing, Environment) and is_right and not reinstall:
             return existing
         # Names of their own: the installer of a killed process may still be writing to the last.
         folder = base / secrets.token_hex(3)
@@ -179,7 +180,7 @@ def _plan(
     except DiskFullError:
         raise
     except VendorEnvError as error:
-        hint = _download_hint(spec) if is_offline else error.hint
+        hint = _download_hint(spec) if is_offline else spec.install_note or error.hint
         message = f"what {spec.name} needs cannot be found: {error.message}"
         raise VendorEnvError(message, hint) from error
     cache = None if is_offline else cache_folder(tool, environment)
@@ -207,6 +208,7 @@ def _accept(spec: VendorSpec, folder: Path, new: NewEnvironment, *, candidate: P
         "python": new.python,
         "search_path": new.search_path,
         "size_bytes": folder_bytes(folder),
+        "variant": spec.variant,
     }
     with candidate.open("w", encoding="utf-8") as file:
         json.dump(data, file, indent=1)

@@ -22,7 +22,14 @@ from sdkit_dispatch.component_build import (
     wanted,
 )
 from sdkit_dispatch.config import Config
-from sdkit_dispatch.contract import Device, GenerateRequest, Plan, Progress, no_report
+from sdkit_dispatch.contract import (
+    Device,
+    GenerateRequest,
+    Plan,
+    Progress,
+    no_report,
+    record_to_json,
+)
 from sdkit_dispatch.detect.absent import absent_device
 from sdkit_dispatch.errors import (
     CacheError,
@@ -495,3 +502,71 @@ def test_an_engine_built_for_an_absent_device_that_is_wrong_there_is_refused(ben
     for _ in range(2):
         with pytest.raises(NumericError, match="unet"):
             bench.builder(may_retry=True).build(bench.want(pipeline), [plans[there.id]], no_report)
+
+
+RANGES = {
+    "unet": [
+        {"batch": [1, 2, 4], "height": [4, 8, 16], "width": [4, 8, 16]},
+        {"batch": [2, 2, 2], "height": [4, 6, 8], "width": [4, 6, 8]},
+    ],
+    "vae_decoder": [{"height": [4, 8, 16], "width": [4, 8, 16]}],
+}
+"""In cells of latents: of the toy pipeline, 2 pixels each."""
+
+
+def sized(width_px: int, height_px: int) -> GenerateRequest:
+    return replace(REQUEST, width_px=width_px, height_px=height_px)
+
+
+def test_an_engine_with_size_ranges_serves_every_size_within_them(bench, pipeline):
+    plan = bench.plan(profiles=RANGES)
+    builder = bench.builder()
+    first = builder.build(bench.want(pipeline, sized(32, 16)), [plan], no_report)
+    assert not first.is_hit
+    second = builder.build(bench.want(pipeline, sized(20, 32)), [plan], no_report)
+    assert second.is_hit
+    unets = [one.components[1].engine for one in (first, second)]
+    assert unets[0].key == unets[1].key
+    assert unets[0].request.shapes["sample"] == (2, 4, 8, 8)
+    assert [one.shapes["sample"] for one in unets] == [(2, 4, 8, 16), (2, 4, 16, 10)]
+
+
+def test_the_narrowest_range_that_holds_a_size_is_built_for(bench, pipeline):
+    plan = bench.plan(profiles=RANGES)
+    narrow = build_request(plan, SPEC, bench.want(pipeline, sized(16, 12)), "unet")
+    assert narrow.shapes["sample"] == (2, 4, 6, 6)
+    wide = build_request(plan, SPEC, bench.want(pipeline, sized(16, 18)), "unet")
+    assert wide.shapes["sample"] == (2, 4, 8, 8)
+
+
+def test_a_size_outside_all_ranges_is_a_step_of_the_ladder_with_a_sentence(bench, pipeline):
+    ranged, free = bench.plan(profiles=RANGES), bench.plan()
+    want = bench.want(pipeline, sized(40, 16))
+    result = bench.builder().build(want, [ranged, free], no_report)
+    assert result.plan == free
+    (step,) = result.steps
+    assert step.kind == "CompileError"
+    assert "sample [2, 4, 8, 20]" in step.reason
+    assert "height [4, 6, 8], width [4, 6, 8] of options.null.profiles" in step.reason
+    # It is the request that does not fit: nothing is remembered against the vendor.
+    assert not list(bench.builder().tools.failures.all())
+
+
+def test_pictures_of_an_engine_with_ranges_are_those_of_engines_for_each_size(bench, pipeline):
+    pictures = []
+    for options in ({}, {"profiles": RANGES}):
+        for request in (sized(32, 16), sized(16, 16), sized(32, 16)):
+            want = bench.want(pipeline, request)
+            built = bench.builder().build(want, [bench.plan(**options)], no_report)
+            params = {
+                "pipeline": str(pipeline),
+                "memo": None,
+                "engines": [record_to_json(part.engine) for part in built.components],
+                "device": record_to_json(CPU),
+                "request": record_to_json(request),
+                "keep_loaded": True,
+            }
+            answer = bench.workers.client(SPEC).generate(params, {}, no_report)
+            pictures.append(answer.arrays["images"])
+    for free, ranged in zip(pictures[:3], pictures[3:], strict=True):
+        np.testing.assert_array_equal(free, ranged)

@@ -20,6 +20,7 @@ from sdkit_dispatch.detect.support import (
     engines_for,
     is_in_range,
     support_table,
+    variant_for,
     version_tuple,
 )
 
@@ -225,6 +226,30 @@ def test_the_driver_and_the_architecture_choose_engine_and_build(
     best = engines_for(nvidia(arch, driver), LINUX)[0]
     assert isinstance(best, Candidate)
     assert (best.name, best.variant) == (first, variant)
+
+
+def test_the_build_of_a_vendor_is_that_of_the_best_card_it_serves() -> None:
+    old, new = nvidia("sm_89", "550.107.02"), nvidia("sm_89", "580.95.05")
+    assert variant_for("tensorrt-rtx", [old], LINUX) == "cu12"
+    assert variant_for("tensorrt-rtx", [new, old], LINUX) == "cu13"
+    assert variant_for("tensorrt-rtx", [nvidia("sm_61", "580.95.05")], LINUX) == ""
+
+
+@pytest.mark.parametrize(
+    ("arch", "code", "hint"),
+    [
+        ("sm_80", "needs-force", "--vendor tensorrt-rtx --force"),
+        ("sm_90", "arch", "--vendor tensorrt"),
+        ("sm_100", "arch", "--vendor tensorrt"),
+        ("sm_61", "arch", "--vendor ggml"),
+    ],
+)
+def test_an_architecture_that_an_engine_does_not_serve_names_what_does(
+    arch: str, code: str, hint: str
+) -> None:
+    verdicts = engines_for(nvidia(arch, "580.95.05"), LINUX)
+    no = next(v for v in verdicts if getattr(v, "vendor", "") == "tensorrt-rtx")
+    assert (no.code, no.hint) == (code, hint)
 
 
 @pytest.mark.parametrize(("arch", "driver"), [("sm_89", "470.256"), ("sm_120", "565.57")])

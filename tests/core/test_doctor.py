@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from sdkit_dispatch import doctor_picture, reference
 from sdkit_dispatch.api import Dispatcher
 from sdkit_dispatch.bug_report import bug_report, redacted
 from sdkit_dispatch.contract import Device
 from sdkit_dispatch.doctor import examine
 from sdkit_dispatch.errors import ConfigError
 from sdkit_null import SPEC
+from toy_pipeline import make_toy_pipeline
 
 GPU = Device(id="pci:0000:01:00.0", kind="discrete", maker="nvidia", name="A card", arch="sm_89")
 CPU = Device(id="cpu", kind="cpu", maker="intel", name="A processor")
@@ -62,6 +64,43 @@ def test_one_device_can_be_chosen(dispatcher):
         examine(dispatcher, vendor="nil")
 
 
+def test_a_path_is_proven_by_a_picture_that_is_compared(dispatcher, tmp_path, monkeypatch):
+    monkeypatch.setattr(reference, "VENDOR", "null")
+    monkeypatch.setattr(reference, "OPTIONS", {})
+    monkeypatch.setattr(doctor_picture, "REFERENCE_VENDOR", "null")
+    pipeline = str(make_toy_pipeline(tmp_path / "pipeline"))
+    (finding,) = examine(dispatcher, gpu="gpu:0", vendor="null", pipeline=pipeline)
+    assert (finding.device, finding.status) == (GPU.id, "ok"), finding.message
+    picture = finding.picture
+    assert (picture.difference, picture.was_stored, picture.ran_on) == (0.0, False, "A card")
+    assert set(picture.verdicts.values()) == {"passed"}
+    assert "first picture in" in finding.message
+    assert "0.00 of 255 levels" in finding.message
+
+
+def test_a_picture_that_is_another_one_is_a_failed_finding(dispatcher, tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor_picture, "_difference", lambda *_: 20.0)
+    pipeline = str(make_toy_pipeline(tmp_path / "pipeline"))
+    (finding,) = examine(dispatcher, gpu="gpu:0", vendor="null", pipeline=pipeline)
+    assert finding.status == "failed"
+    assert "20.00 of 255" in finding.message
+
+
+def test_a_vendor_that_computes_but_does_not_draw_is_a_failed_finding(
+    dispatcher, tmp_path, monkeypatch
+):
+    body = (
+        "def load(self, engine, device):\n"
+        "        if engine.request.component == 'unet': os.abort()\n"
+        "        return super().load(engine, device)"
+    )
+    sabotaged(dispatcher, f"class Saboteur(NullAdapter):\n    {body}\n", tmp_path, monkeypatch)
+    pipeline = str(make_toy_pipeline(tmp_path / "pipeline"))
+    (finding,) = examine(dispatcher, vendor="null", pipeline=pipeline)
+    assert finding.status == "failed"
+    assert "but it does not draw: the null worker died in 'load'" in finding.message
+
+
 def test_a_vendor_without_a_rank_is_examined_only_when_it_is_named(dispatcher):
     assert examine(dispatcher) == []
 
@@ -93,7 +132,8 @@ def test_a_vendor_that(sin, dispatcher, tmp_path, monkeypatch):
     """... crashes, hangs or computes wrongly is a failed finding, and the others are examined."""
     body, words = SABOTAGE[sin]
     sabotaged(dispatcher, f"class Saboteur(NullAdapter):\n    {body}\n", tmp_path, monkeypatch)
-    monkeypatch.setattr("sdkit_dispatch.doctor.LIMIT_S", 1.5)
+    if sin == "hangs":
+        monkeypatch.setattr("sdkit_dispatch.doctor.LIMIT_S", 1.5)
     findings = examine(dispatcher, vendor="null")
     assert [one.status for one in findings] == ["failed"]
     assert words in findings[0].message

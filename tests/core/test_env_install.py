@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from env_fakes import FAKE, FAKE_REQUIRES, VERSION, write_fake_vendor, write_source, write_wheel
-from sdkit_dispatch.contract import Progress, Rejection
+from sdkit_dispatch.contract import Progress, Rejection, RuntimeVariant
 from sdkit_dispatch.env import Environment, install, plan_install, remove, resolve, state
 from sdkit_dispatch.env.room import BLOCK_BYTES
 from sdkit_dispatch.env.tools import Tool, find_tool
@@ -130,6 +130,39 @@ def test_second_install_returns_what_is_there(home: Path, source: Path) -> None:
     first = install(FAKE, home=home, source=source)
     shutil.rmtree(source)
     assert install(FAKE, home=home, source=source) == first
+
+
+def test_other_build_of_the_runtime_replaces_the_one_that_is_there(
+    home: Path, source: Path, fake_site: Path
+) -> None:
+    shutil.rmtree(fake_site / "fake_vendor-99.0.dist-info")
+    write_fake_vendor(
+        fake_site, requires=(*FAKE_REQUIRES, "fake-runtime-old ; extra == 'runtime-old'")
+    )
+    old_build = RuntimeVariant(
+        extra="runtime-old", runtime_packages=("fake-runtime-old",), conflicts=("fake-runtime",)
+    )
+    both = replace(
+        FAKE, conflicts=("fake-runtime-old",), variant="new", variants={"old": old_build}
+    )
+    write_wheel(source, "fake-runtime-old")
+    first = install(both, home=home, source=source)
+    assert (first.variant, list(first.packages)) == ("new", ["fake-runtime"])
+    second = install(both.of_variant("old"), home=home, source=source)
+    assert (second.variant, list(second.packages)) == ("old", ["fake-runtime-old"])
+    assert resolve(both, home=home) == second
+    assert install(both.of_variant("old"), home=home, source=source) == second
+    assert environments(home) == [second.folder]
+
+
+def test_what_a_vendor_says_of_its_installation_is_the_hint_of_a_failed_one(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    with pytest.raises(VendorEnvError) as caught:
+        install(replace(FAKE, install_note="its wheels are elsewhere"), home=home)
+    assert caught.value.hint == "its wheels are elsewhere"
 
 
 def test_plan_names_every_package_and_its_size_and_installs_nothing(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from env_fakes import FAKE, fitting_versions, write_distribution, write_fake_vendor
-from sdkit_dispatch.contract import Rejection, VendorSpec
+from sdkit_dispatch.contract import Rejection, RuntimeVariant, VendorSpec
 from sdkit_dispatch.env import Environment, platform_name, resolve, state
 
 INSTALL = "sdkit-dispatch vendors install fake"
@@ -212,3 +213,43 @@ def test_state_of_a_vendor_in_the_current_environment_is_installed(site: Path, h
     here = state(FAKE, home=home)
     assert (here.state, here.location) == ("installed", sys.prefix)
     assert here.size_bytes is None
+
+
+TWO_BUILDS = replace(
+    FAKE,
+    variant="new",
+    variants={
+        "old": RuntimeVariant(
+            extra="runtime-old",
+            runtime_packages=("fake-runtime-old",),
+            conflicts=("fake-runtime",),
+        )
+    },
+    conflicts=("fake-runtime-old",),
+)
+"""The fake vendor, with a second build of its runtime for older drivers."""
+
+
+def test_current_interpreter_serves_with_whichever_build_it_has(site: Path, home: Path) -> None:
+    assert refused(TWO_BUILDS, home).code == "not-installed"
+    old = write_distribution(site, "fake-runtime-old", "2.5")
+    environment = served(TWO_BUILDS, home)
+    assert (environment.variant, environment.packages) == ("old", {"fake-runtime-old": "2.5"})
+    write_distribution(site, "fake-runtime", "2.5")
+    assert refused(TWO_BUILDS, home, "current").code == "conflict"
+    shutil.rmtree(old)
+    assert served(TWO_BUILDS, home).variant == "new"
+
+
+def test_managed_environment_remembers_which_build_it_holds(site: Path, home: Path) -> None:
+    folder = write_managed(home)
+    assert served(TWO_BUILDS, home).variant == "new"  # made before there was a choice
+    pointer = folder.parent / "current.json"
+    said = json.loads(pointer.read_text("utf-8"))
+    pointer.write_text(json.dumps({**said, "variant": "old"}), "utf-8")
+    assert refused(TWO_BUILDS, home, "managed").code == "conflict"
+    (folder / "site" / "fake_runtime-3.0.dist-info").rename(folder / "moved")
+    write_distribution(folder / "site", "fake-runtime-old", "3.0")
+    assert served(TWO_BUILDS, home).variant == "old"
+    pointer.write_text(json.dumps({**said, "variant": "other"}), "utf-8")
+    assert refused(TWO_BUILDS, home, "managed").code == "broken"

@@ -408,3 +408,19 @@ def test_why_no_environment_serves_is_said_as_it_is() -> None:
     decision = decide(linux(), env_states={**READY, "openvino": why})
     assert reason(decision, "openvino") == replace(why, device="cpu")
     assert order(decision)[0] == ("cpu", "cpu")
+
+
+def test_card_that_the_makers_do_not_list_is_asked_about_only_with_force() -> None:
+    a100 = Card(address="0000:01:00.0", pci_id="10de:20b2", driver="nvidia")
+    found = nvml_gpu("00000000:01:00.0", "NVIDIA A100-SXM4-80GB", (8, 0), 80)
+    machine = linux(a100, nvml=nvml(found))
+    card = "pci:0000:01:00.0"
+    unforced = decide(machine, LATER, vendor="tensorrt-rtx")
+    assert unforced.plans == ()
+    no = reason(unforced, "tensorrt-rtx", card)
+    assert (no.code, no.hint) == ("needs-force", "--vendor tensorrt-rtx --force")
+    for wrong in ({"tensorrt-rtx": {"force": False}}, {"ggml": {"force": True}}):
+        assert decide(machine, LATER, vendor="tensorrt-rtx", options=wrong).plans == ()
+    options = {"tensorrt-rtx": {"force": True}}
+    forced = decide(machine, LATER, vendor="tensorrt-rtx", options=options)
+    assert order(forced) == [("tensorrt-rtx", card)]

@@ -103,6 +103,26 @@ def test_an_engine_runs_through_the_cards_memory(component: str, stub: Any, tmp_
         session.run(feeds)
 
 
+def test_an_engine_with_size_ranges_is_opened_at_the_size_that_is_asked(
+    stub: Any, tmp_path: Path
+) -> None:
+    adapter = TensorRtAdapter()
+    ranges = [{"height": [4, 8, 16], "width": [4, 8, 16]}, {"height": [8, 8, 8]}]
+    engine = compiled(adapter, tmp_path / "out", "vae_decoder", profiles={"vae_decoder": ranges})
+    asked = {"latent_sample": (1, 4, 16, 12)}
+    session = adapter.load(replace(engine, opened_at=asked), CARD)
+    assert session.facts["profile"] == "0"
+    assert [one.shape for one in session.inputs] == [(1, 4, 16, 12)]
+    assert [one.shape for one in session.outputs] == [(1, 3, 64, 48)]
+    feeds = feeds_for(session.inputs)
+    wanted: Any = ReferenceEvaluator(engine.onnx).run(None, feeds)
+    (got,) = session.run(feeds).values()
+    np.testing.assert_allclose(got, wanted[0], rtol=0, atol=HALF_TOLERANCE)
+    session.close()
+    with pytest.raises(CacheError, match="no profile of vae_decoder holds"):
+        adapter.load(replace(engine, opened_at={"latent_sample": (1, 4, 64, 64)}), CARD)
+
+
 def test_closing_gives_the_cards_memory_and_context_back(
     stub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

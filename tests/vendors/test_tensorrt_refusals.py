@@ -9,10 +9,10 @@ import pytest
 
 from sdkit_dispatch.contract import Device, Problem
 from sdkit_dispatch.errors import CompileError, UnsupportedOpError
+from sdkit_dispatch.graph.size_ranges import Ranges
 from sdkit_tensorrt import build_memory
 from sdkit_tensorrt.build_memory import estimated_peak_bytes, machine_bytes
 from sdkit_tensorrt.driver import Card, find_card
-from sdkit_tensorrt.options import Ranges
 from sdkit_tensorrt.plan_header import differences, header_from_bytes
 from sdkit_tensorrt.profiles import InputRange, free_shapes, profile_holding
 from sdkit_tensorrt.refusals import BadNode, compile_error, parse_error

@@ -18,6 +18,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from sdkit_dispatch import Choice, Dispatcher
+from sdkit_dispatch.config import Config
 from sdkit_dispatch.contract import (
     BuildRequest,
     Device,
@@ -46,6 +48,7 @@ if importlib.util.find_spec("tensorrt_rtx_bindings") is None:
         allow_module_level=True,
     )
 
+from sdkit_tensorrt.engine_files import read_note
 from sdkit_tensorrt.rtx_adapter import RUNTIME, VERSION, RtxAdapter
 
 PIPELINES = Path(__file__).parents[1] / "models" / "pipelines"
@@ -588,3 +591,25 @@ def test_a_header_of_another_version_is_seen_in_the_file_itself(
         stream.write(head)
     with pytest.raises(CacheError, match=r"version 1\.6\.1\.116, this is"):
         RtxAdapter().load(replace(engine, folder=str(folder)), CARD)
+
+
+def test_one_build_with_size_ranges_serves_other_sizes_without_another(tmp_path: Path) -> None:
+    profile = tmp_path / "ranges.yaml"
+    profile.write_text(
+        "options:\n  tensorrt-rtx:\n    profiles:\n"
+        "      unet: [{height: [4, 8, 16], width: [4, 8, 16]}]\n"
+        "      vae_decoder: [{height: [4, 8, 16], width: [4, 8, 16]}]\n"
+    )
+    choice = Choice(vendor="tensorrt-rtx", profile=str(profile))
+    with Dispatcher(home=tmp_path / "home", config=Config(may_install="no")) as dispatcher:
+        sizes = [{"width_px": width, "height_px": 32} for width in (32, 64, 128)]
+        (built,) = dispatcher.build_for(["sm_89"], "sample", choice, **sizes[0])
+        (again,) = dispatcher.build_for(["sm_89"], "sample", choice, **sizes[1])
+        with pytest.raises(CompileError, match="outside the size ranges"):
+            dispatcher.build_for(["sm_89"], "sample", choice, **sizes[2])
+    assert not built.is_hit
+    assert again.is_hit
+    unet = next(one.engine for one in again.components if one.component == "unet")
+    assert unet.shapes["sample"] != unet.request.shapes["sample"]
+    note = read_note(Path(unet.folder))
+    assert note.profiles[0]["sample"].holds(unet.shapes["sample"])

@@ -27,6 +27,7 @@ from sdkit_dispatch.contract import (
     TensorSpec,
 )
 from sdkit_dispatch.errors import CacheError, CompileError, PipelineError, RunError
+from sdkit_dispatch.graph.size_ranges import check_ranges, plan_ranges
 from sdkit_dispatch.graph.static_shapes import free_inputs, make_static, read_graph
 from sdkit_dispatch.graph.tensors import check_feeds, static_spec
 from sdkit_dispatch.graph.vendor_options import options_from_mapping
@@ -59,6 +60,7 @@ class NullAdapter:
         self, device: Device, precision: Precision | None, options: Mapping[str, Any]
     ) -> Plan | Rejection:
         chosen = options_from_mapping(NullOptions, "null", options)
+        check_ranges("null", chosen.profiles, options)
         if chosen.fault == "reject":
             return Rejection(
                 vendor="null",
@@ -74,6 +76,7 @@ class NullAdapter:
             target=chosen.target,
             runtime=f"null {onnx.__version__}",
             options=asdict(chosen),
+            ranges=plan_ranges(chosen.profiles),
             reasons=("it was named: the null vendor is never chosen by itself",),
         )
 
@@ -91,7 +94,8 @@ class NullAdapter:
         inputs = tuple(static_spec(value) for value in free_inputs(model.graph))
         outputs = _output_specs(model, onnx.parent, inputs)
         # External weights stay where they are: `load` finds them through `engine.onnx`.
-        (out / GRAPH_FILE).write_bytes(model.SerializeToString(deterministic=True))
+        kept = read_graph(onnx) if request.component in options.profiles else model
+        (out / GRAPH_FILE).write_bytes(kept.SerializeToString(deterministic=True))
         specs = {"inputs": [asdict(s) for s in inputs], "outputs": [asdict(s) for s in outputs]}
         (out / SPECS_FILE).write_text(json.dumps(specs, indent=1))
         for step in range(options.compile_steps):
@@ -106,6 +110,10 @@ class NullAdapter:
             specs = json.loads((folder / SPECS_FILE).read_text())
             inputs, outputs = (_specs_from_json(specs[side]) for side in ("inputs", "outputs"))
             model = read_graph(folder / GRAPH_FILE)
+            if engine.opened_at is not None:
+                model = make_static(folder / GRAPH_FILE, engine.shapes)
+                inputs = tuple(static_spec(value) for value in free_inputs(model.graph))
+                outputs = _output_specs(model, Path(engine.onnx).parent, inputs)
             evaluator = _evaluator(model, Path(engine.onnx).parent)
         except (OSError, ValueError, KeyError, TypeError, PipelineError) as error:
             raise CacheError(

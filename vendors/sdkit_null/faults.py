@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from sdkit_dispatch.contract import BuildRequest, Precision, Progress, Report
 from sdkit_dispatch.errors import CacheError, CompileError, RunError, UnsupportedOpError
+from sdkit_dispatch.graph.size_ranges import Ranges
 
 Array = np.ndarray[Any, np.dtype[Any]]  # Any: whatever shapes and dtypes a graph declares
 Stage = Literal["compile", "load", "run"]
@@ -49,6 +50,7 @@ class NullOptions:
         only_precision: The fault shows in engines of this precision only; empty for all.
         compile_steps: How many times `compile` reports progress.
         target: What engines claim to be bound to.
+        profiles: Component -> the size ranges that its engine serves; else the one that is asked.
     """
 
     fault: Fault = "none"
@@ -56,6 +58,7 @@ class NullOptions:
     only_precision: Precision | Literal[""] = ""
     compile_steps: int = 3
     target: str = ""
+    profiles: Mapping[str, tuple[Ranges, ...]] = field(default_factory=dict)
 
 
 def active_fault(options: NullOptions, request: BuildRequest) -> Fault:

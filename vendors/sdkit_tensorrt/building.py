@@ -13,6 +13,7 @@ import onnx
 from sdkit_dispatch.contract import Precision, Progress, Report, Shapes
 from sdkit_dispatch.errors import CompileError
 from sdkit_dispatch.graph.precision import GraphPrecision, is_half_graph, write_at_precision
+from sdkit_dispatch.graph.size_ranges import Ranges
 from sdkit_dispatch.graph.static_shapes import free_inputs, make_static, read_graph
 from sdkit_dispatch.graph.tensor_sizes import tensor_bytes
 from sdkit_tensorrt.build_memory import estimated_peak_bytes, machine_bytes
@@ -24,7 +25,6 @@ from sdkit_tensorrt.builder_log import (
     new_monitor,
     throttled,
 )
-from sdkit_tensorrt.options import Ranges
 from sdkit_tensorrt.profiles import Profile, free_shapes, profiles_for
 from sdkit_tensorrt.refusals import (
     CONTRIB_DOMAINS,

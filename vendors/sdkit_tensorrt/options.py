@@ -1,4 +1,4 @@
-"""The options of both vendors, and the ranges of sizes that an engine is to serve."""
+"""The options of both vendors."""
 
 from __future__ import annotations
 
@@ -6,25 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Range = tuple[int, int, int]
-"""Least, most usual and largest size."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ranges:
-    """Sizes of one optimization profile, in the units of the component's own tensors.
-
-    None is the one size that was asked for.
-
-    Attributes:
-        height: Of latents (or pixels, where a component takes an image).
-        tokens: Multiples of 77.
-    """
-
-    batch: Range | None = None
-    height: Range | None = None
-    width: Range | None = None
-    tokens: Range | None = None
+from sdkit_dispatch.graph.size_ranges import Ranges
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,31 +1,16 @@
-"""Optimization profiles: size ranges -> the shapes of every input, checked before a build."""
+"""Optimization profiles: size ranges -> the shapes of every input."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
 
 import onnx
 
-from sdkit_dispatch.contract import Shapes
-from sdkit_dispatch.errors import CompileError, ConfigError
+from sdkit_dispatch.contract import Shapes, TensorSpec
+from sdkit_dispatch.errors import CompileError
+from sdkit_dispatch.graph.size_ranges import AXES, Ranges
 from sdkit_dispatch.graph.static_shapes import free_inputs
-from sdkit_tensorrt.options import Range, Ranges
-
-TOKENS_PER_CHUNK = 77
-
-AXES: Mapping[str, tuple[str, ...]] = {
-    "input_ids": ("batch", "tokens"),
-    "sample": ("batch", "", "height", "width"),
-    "latent_sample": ("batch", "", "height", "width"),
-    "timestep": ("batch",),
-    "timestep_cond": ("batch", ""),
-    "encoder_hidden_states": ("batch", "tokens", ""),
-    "text_embeds": ("batch", ""),
-    "time_ids": ("batch", ""),
-}
-"""Input -> what its axes are; "" is one that never changes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,45 +31,6 @@ class InputRange:
 
 Profile = Mapping[str, InputRange]
 """Input name -> its range."""
-
-
-def check_ranges(
-    vendor: str,
-    profiles: Mapping[str, Sequence[Ranges]],
-    given: Mapping[str, Any],  # Any: whatever the YAML file holds
-) -> None:
-    """Refuses ranges that no builder would take, and axes in `given` that do not exist.
-
-    Raises:
-        ConfigError: Names the profile, the axis and its values.
-    """
-    known = [axis.name for axis in fields(Ranges)]
-    for component, rows in (given.get("profiles") or {}).items():
-        for index, row in enumerate(rows):
-            for key in row:
-                if key not in known:
-                    raise ConfigError(
-                        f'options.{vendor}.profiles.{component}[{index}]: unknown axis "{key}"; '
-                        f"known: {', '.join(known)}",
-                        hint=f'remove "{key}"',
-                    )
-    for component, rows in profiles.items():
-        for index, ranges in enumerate(rows):
-            for axis in fields(ranges):
-                sizes: Range | None = getattr(ranges, axis.name)
-                where = f"options.{vendor}.profiles.{component}[{index}].{axis.name}"
-                if sizes is None:
-                    continue
-                if not 1 <= sizes[0] <= sizes[1] <= sizes[2]:
-                    raise ConfigError(
-                        f"{where}: {list(sizes)} is not [least, usual, largest], from 1",
-                        hint="write the three sizes in rising order",
-                    )
-                if axis.name == "tokens" and any(size % TOKENS_PER_CHUNK for size in sizes):
-                    raise ConfigError(
-                        f"{where}: {list(sizes)} are not multiples of {TOKENS_PER_CHUNK}",
-                        hint="a prompt is cut into chunks of 77 tokens: 77, 154, 231, ...",
-                    )
 
 
 def profiles_for(
@@ -129,6 +75,11 @@ def profile_holding(profiles: Sequence[Profile], shapes: Shapes) -> int | None:
         if all(profile[name].holds(shape) for name, shape in shapes.items())
     ]
     return min(fitting)[1] if fitting else None
+
+
+def resized(inputs: Sequence[TensorSpec], shapes: Shapes) -> tuple[TensorSpec, ...]:
+    """Returns the inputs of an engine at the shapes that it is opened at."""
+    return tuple(replace(spec, shape=tuple(shapes[spec.name])) for spec in inputs)
 
 
 def free_shapes(profiles: Sequence[Profile]) -> dict[str, tuple[int, ...]]:

@@ -23,6 +23,7 @@ from sdkit_dispatch.contract import (
     Report,
 )
 from sdkit_dispatch.errors import CacheError, CompileError, RunError
+from sdkit_dispatch.graph.size_ranges import check_ranges, plan_ranges
 from sdkit_dispatch.graph.vendor_options import options_from_mapping
 from sdkit_tensorrt.builder_log import Lines, new_log
 from sdkit_tensorrt.building import Blueprint, Built, build_plan
@@ -33,7 +34,7 @@ from sdkit_tensorrt.engine_files import PLAN_FILE, EngineNote, read_note, write_
 from sdkit_tensorrt.opened_engine import open_engine
 from sdkit_tensorrt.options import RtxOptions
 from sdkit_tensorrt.plan_header import differences, read_plan_header
-from sdkit_tensorrt.profiles import check_ranges, profile_holding
+from sdkit_tensorrt.profiles import profile_holding, resized
 from sdkit_tensorrt.runtime_cache import cache_file, fill_cache, keep_cache
 from sdkit_tensorrt.session import TensorRtSession
 from sdkit_tensorrt.targets import TARGETS, archs_of, target_of, why_refused
@@ -123,6 +124,7 @@ class RtxAdapter:
             target=target_of(archs),
             runtime=RUNTIME,
             options=asdict(chosen),
+            ranges=plan_ranges(chosen.profiles),
             reasons=(
                 f"TensorRT-RTX {VERSION} compiles ahead of time for {listed}, in {wanted}",
                 *cautions,
@@ -192,7 +194,7 @@ class RtxAdapter:
         request, plan = engine.request, Path(engine.folder) / PLAN_FILE
         index = 0
         if note.profiles:
-            chosen = profile_holding(note.profiles, request.shapes)
+            chosen = profile_holding(note.profiles, engine.shapes)
             if chosen is None:
                 raise CacheError(f"{VENDOR}: no profile of {request.component} holds its sizes")
             index = chosen
@@ -225,7 +227,7 @@ class RtxAdapter:
                 trt,
                 context,
                 memory,
-                inputs=note.inputs,
+                inputs=resized(note.inputs, engine.shapes),
                 outputs=note.outputs,
                 profile=index,
                 facts=facts,

@@ -83,7 +83,7 @@ def why_refused(arch: str, *, is_forced: bool) -> tuple[str, str]:
     others = INSTEAD.get(arch, ("cuda", "ggml"))
     remedy = f"--vendor {others[0]}"
     if known is not None:
-        return f"{arch}: {known.caution}", f"{remedy}, or set options.tensorrt-rtx.force: true"
+        return f"{arch}: {known.caution}", f"{remedy}, or --vendor tensorrt-rtx --force"
     listed = ", ".join(name for name, one in TARGETS.items() if not one.caution)
     why = REFUSED.get(arch, "it is not an architecture that it knows")
     return (

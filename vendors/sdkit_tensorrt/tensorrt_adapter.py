@@ -27,6 +27,7 @@ from sdkit_dispatch.contract import (
     Report,
 )
 from sdkit_dispatch.errors import CacheError, CompileError, RunError
+from sdkit_dispatch.graph.size_ranges import check_ranges, plan_ranges
 from sdkit_dispatch.graph.vendor_options import options_from_mapping
 from sdkit_tensorrt.builder_log import Lines, Runtime, new_log
 from sdkit_tensorrt.building import Blueprint, build_plan
@@ -36,7 +37,7 @@ from sdkit_tensorrt.driver import Card, find_card
 from sdkit_tensorrt.engine_files import PLAN_FILE, EngineNote, read_note, write_note
 from sdkit_tensorrt.opened_engine import open_engine
 from sdkit_tensorrt.options import TensorRtOptions
-from sdkit_tensorrt.profiles import check_ranges, profile_holding
+from sdkit_tensorrt.profiles import profile_holding, resized
 from sdkit_tensorrt.session import TensorRtSession
 from sdkit_tensorrt.timing_cache import TimingCache
 from sdkit_tensorrt.undisturbed import undisturbed
@@ -105,6 +106,7 @@ class TensorRtAdapter:
             target=target,
             runtime=_runtime_name(trt),
             options=asdict(chosen),
+            ranges=plan_ranges(chosen.profiles),
             reasons=(
                 f"TensorRT {trt.__version__} tunes on {card.name} itself, in {wanted}",
                 f"engines are bound to {target}",
@@ -183,7 +185,7 @@ class TensorRtAdapter:
     def _open(self, trt: Runtime, engine: Engine, note: EngineNote, card: Card) -> TensorRtSession:
         """Opens an engine on a card. Not run on hardware yet: tests/device does."""
         request = engine.request
-        index = profile_holding(note.profiles, request.shapes) if note.profiles else 0
+        index = profile_holding(note.profiles, engine.shapes) if note.profiles else 0
         if index is None:
             raise CacheError(f"{VENDOR}: no profile of {request.component} holds its sizes")
         lines = Lines()
@@ -207,7 +209,7 @@ class TensorRtAdapter:
                 trt,
                 context,
                 memory,
-                inputs=note.inputs,
+                inputs=resized(note.inputs, engine.shapes),
                 outputs=note.outputs,
                 profile=index,
                 facts=facts,
