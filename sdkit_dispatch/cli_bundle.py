@@ -23,10 +23,13 @@ from .cli_options import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .api import Dispatcher
     from .bundle_file import Index
     from .cache import Entry
     from .component_build import Wanted
+    from .contract import Shapes
 
 bundle_app = typer.Typer(
     help="Move engines to another machine: one file, checked and signed.", no_args_is_help=True
@@ -80,7 +83,8 @@ def bundle_export(
     with dispatcher_of(context, install=False, env=env, is_quiet=quiet or as_json) as dispatcher:
         if len(words) == 1 and _is_pipeline(words[0]):
             want = _wanted(dispatcher, words[0], profile, width, height, batch)
-            entries = _engines_of(dispatcher, want, words[0], vendor, target)
+            sizes = None if (width, height, batch) == (None, None, None) else want.shapes
+            entries = _engines_of(dispatcher, want, sizes, vendor=vendor, target=target)
             if reference:
                 references, missing = _references(dispatcher, want)
         else:
@@ -241,40 +245,49 @@ def _wanted(
 
 
 def _engines_of(
-    dispatcher: Dispatcher, want: Wanted, pipeline: str, vendor: str | None, target: str | None
+    dispatcher: Dispatcher,
+    want: Wanted,
+    sizes: Mapping[str, Shapes] | None,
+    *,
+    vendor: str | None,
+    target: str | None,
 ) -> list[Entry]:
-    """Returns the stored engines of a pipeline at this size, of every vendor and target.
+    """Returns the stored engines of a pipeline, of every vendor and target.
+
+    Args:
+        dispatcher: Has the store.
+        want: The pipeline.
+        sizes: Component -> shapes; None for engines of any size.
+        vendor: Only engines of this one.
+        target: Only engines for this one.
 
     Raises:
-        ConfigError: There is none, or none of one component.
+        ConfigError: There is none of one component.
     """
     from .errors import ConfigError
 
-    found: list[Entry] = []
+    found: dict[str, Entry] = {}
+    there: set[str] = set()
     for entry in dispatcher.store.entries():
         if entry.manifest is None or entry.damage:
             continue
         request = entry.manifest.request
         name = request.component
-        is_of_it = (
-            name in want.shapes
-            and (request.graph_digest, request.weights_digest) == (want.digests[name])
-        )
         if (
-            is_of_it
-            and dict(request.shapes) == dict(want.shapes[name])
+            want.digests.get(name) == (request.graph_digest, request.weights_digest)
+            and (sizes is None or dict(request.shapes) == dict(sizes[name]))
             and vendor in (None, request.vendor)
             and target in (None, request.target)
         ):
-            found.append(entry)
-    there = {entry.manifest.request.component for entry in found if entry.manifest}
+            found[entry.key] = entry
+            there.add(name)
     if missing := [name for name in want.shapes if name not in there]:
-        size = f"{want.request.width_px}x{want.request.height_px}"
+        folder = want.pipeline.folder
         raise ConfigError(
-            f"no engine of {', '.join(missing)} is stored for '{pipeline}' at {size}",
-            f"sdkit-dispatch build {pipeline}, or sdkit-dispatch cache list",
+            f"no engine of {', '.join(missing)} is stored for '{folder}' as it is asked for",
+            "sdkit-dispatch build, or sdkit-dispatch cache list",
         )
-    return found
+    return list(found.values())
 
 
 def _references(dispatcher: Dispatcher, want: Wanted) -> tuple[dict[str, bytes], str]:

@@ -54,7 +54,7 @@ def test_keys_sign_and_are_trusted_by_option_or_by_folder(home, tmp_path):
     assert "(trusted)" in run(there, "bundle", "import", out, "--force", "--require-signature")
 
 
-def test_a_pipeline_is_all_its_stored_engines_at_this_size(tmp_path):
+def test_a_pipeline_is_all_its_stored_engines_or_those_of_a_size(tmp_path):
     pipeline = make_toy_pipeline(tmp_path / "toy")
     home = tmp_path / "home"
     with Dispatcher(home=home) as dispatcher:
@@ -79,6 +79,8 @@ def test_a_pipeline_is_all_its_stored_engines_at_this_size(tmp_path):
     out = tmp_path / "a.sdkit"
     words = ("bundle", "export", pipeline, "--out", out, "--no-reference", "--json")
     made = json.loads(run(home, *words))
+    assert len(made["engines"]) == 4 * len(want.shapes)
+    made = json.loads(run(home, *words, "--width", want.request.width_px))
     assert len(made["engines"]) == 2 * len(want.shapes)
     made = json.loads(run(home, *words, "--target", "sm_89"))
     assert {one["request"]["target"] for one in made["engines"]} == {"sm_89"}
