@@ -39,6 +39,7 @@ from .errors import (
 from .failures import Failures
 from .pipeline_files import Pipeline, component_digests
 from .reference import Reference
+from .siblings import known_files, remember_files, siblings_of
 from .worker_client import WorkerClient
 from .workers import Workers
 
@@ -308,8 +309,13 @@ class ComponentBuilder:
             out.mkdir()
             self._report(Progress(phase=f"{request.vendor}: compile {request.component}"))
             client = self._tools.workers.client(self._spec)
-            client.compile(request, onnx, out, device=device, report=self._named(request))
-            files = store.seal(out)
+            siblings = siblings_of(store, request, onnx=onnx)
+            known = known_files(store, siblings)
+            client.compile(
+                request, onnx, out, device=device, report=self._named(request), siblings=siblings
+            )
+            sealed_ns = time.time_ns()
+            files = store.seal(out, known)
             engine = Engine(key=request.key, request=request, folder=str(out), onnx=str(onnx))
             verdict, facts = self._checked(engine, device)
             require_passed(verdict, request.component, request.vendor)
@@ -320,7 +326,9 @@ class ComponentBuilder:
                 earlier=earlier,
             )
             store.publish(out, manifest)
-        return replace(engine, folder=str(store.folder(request.key))), manifest
+        folder = store.folder(request.key)
+        remember_files(store, files, folder, siblings=siblings, sealed_ns=sealed_ns)
+        return replace(engine, folder=str(folder)), manifest
 
     def _checked(self, engine: Engine, device: Device) -> tuple[Verdict, Mapping[str, str]]:
         """Opens the engine in a fresh process and compares its outputs with the reference's."""

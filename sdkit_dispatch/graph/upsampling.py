@@ -105,13 +105,12 @@ def _doubles(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) ->
     Where the size comes from elsewhere it is taken for the double: what else would meet the skip?
     """
     mode = next((one.s for one in node.attribute if one.name == "mode"), b"nearest")
-    scales = [one.floats for one in node.attribute if one.name == "scales"]
+    scales = [list(one.floats) for one in node.attribute if one.name == "scales"]
     for name in node.input[1:]:
         tensor = constants.get(name)
         if tensor is not None and tensor.data_type == onnx.TensorProto.FLOAT:
             scales.append(numpy_helper.to_array(tensor).ravel().tolist())
-    given = [list(one) for one in scales if len(one)]
-    return mode == b"nearest" and all(one in ([1, 1, 2, 2], [2, 2]) for one in given)
+    return mode == b"nearest" and all(one in ([1, 1, 2, 2], [2, 2]) for one in scales if one)
 
 
 def _meets_skip(name: str, users: Mapping[str, Sequence[onnx.NodeProto]]) -> bool:

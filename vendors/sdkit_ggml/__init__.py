@@ -18,7 +18,7 @@ SPEC = VendorSpec(
     extra="ggml",
     adapter="sdkit_ggml.adapter:GgmlAdapter",
     device_kinds=("cpu", "integrated", "discrete"),
-    revision=1,
+    revision=2,
     rank=30,
     runtime_packages=(
         "gguf",

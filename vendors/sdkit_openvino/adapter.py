@@ -7,7 +7,7 @@ returned the output of the old ones (2026.4.1).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -145,7 +145,14 @@ class OpenVinoAdapter:
         )
 
     def compile(
-        self, request: BuildRequest, onnx: Path, out: Path, *, device: Device, report: Report
+        self,
+        request: BuildRequest,
+        onnx: Path,
+        out: Path,
+        *,
+        device: Device,
+        report: Report,
+        siblings: Sequence[Engine] = (),
     ) -> None:
         options = options_from_mapping(OpenVinoOptions, "openvino", request.options)
         name = self._name_of(device)
