@@ -186,8 +186,10 @@ class GgmlAdapter:
                 )
             if compiled.weights is not None:
                 write_weights(out / WEIGHTS_FILE, compiled.weights, writing)
-            elif lender is not None:
-                share_weights(Path(lender.folder), out)
+            elif lender is not None and not share_weights(Path(lender.folder), out):
+                # It was removed from the store meanwhile.
+                self.compile(request, onnx, out, device=device, report=report)
+                return
             if compiled.extras:
                 write_weights(out / EXTRA_FILE, compiled.extras, writing)
             write_program(out, compiled.program)

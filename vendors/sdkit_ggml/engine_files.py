@@ -71,12 +71,18 @@ def write_weights(
     writer.close()
 
 
-def share_weights(source: Path, folder: Path) -> None:
-    """Gives a new engine the weights file of the engine in `source`: no second one on the disk."""
+def share_weights(source: Path, folder: Path) -> bool:
+    """Gives a new engine the weights file of the engine in `source`: no second one on the disk.
+
+    Returns False if that engine is gone.
+    """
     try:
         os.link(source / WEIGHTS_FILE, folder / WEIGHTS_FILE)
+    except FileNotFoundError:
+        return False
     except OSError:  # a file system without hard links, or another one
         shutil.copyfile(source / WEIGHTS_FILE, folder / WEIGHTS_FILE)
+    return True
 
 
 def read_program(folder: Path) -> Program:
