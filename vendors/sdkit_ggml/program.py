@@ -116,10 +116,11 @@ COPIES = frozenset({"cont", "cpy", "repeat"})
 
 
 class WeightStep(msgspec.Struct, frozen=True, array_like=True):
-    """An operator of the graph that moves what is in a weight, and its other inputs, integers."""
+    """An operator of the graph that moves what is in a weight."""
 
     op_type: str
-    inputs: tuple[tuple[int, ...] | None, ...] = ()
+    inputs: tuple[tuple[tuple[int, ...], tuple[int, ...]] | None, ...] = ()
+    """Shape and values of its other inputs, which are integers."""
     attributes: tuple[tuple[str, int | str | tuple[int, ...]], ...] = ()
 
 

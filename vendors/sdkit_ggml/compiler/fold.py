@@ -14,8 +14,11 @@ from sdkit_ggml.program import WeightStep
 
 LARGE_ELEMENTS = 1 << 16
 """Above it a constant is a weight, wherever it comes from."""
-_LAZY = frozenset({"Cast", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-"""Operators on weights that are described, not computed: what an exporter left transposed."""
+_LAZY = frozenset({"Cast", "Gather", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators on weights that are described, not computed: what an exporter left transposed, and the
+rows of a table of positions."""
+_MOST_INDICES = 1 << 10
+_INTEGERS = frozenset({"int64", "int32"})
 _FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
 
 
@@ -112,7 +115,7 @@ def _fold_node(graph: Graph, node: Node) -> bool:
         return False
     constants = [graph.constants[name] if name else None for name in node.inputs]
     first = constants[0]
-    if node.op_type in _LAZY and first is not None and _is_weight(first):
+    if node.op_type in _LAZY and first is not None and _is_weight(first, constants[1:]):
         (kind,) = output_types(graph, node)[:1]
         graph.constants[node.output] = first.then(
             _step(node, constants[1:]),
@@ -128,10 +131,12 @@ def _fold_node(graph: Graph, node: Node) -> bool:
     return True
 
 
-def _is_weight(constant: Constant) -> bool:
+def _is_weight(constant: Constant, others: Sequence[Constant | None]) -> bool:
     """Whether a program need not know the numbers: shapes are small, and whole."""
-    return constant.size > LARGE_ELEMENTS or (
-        bool(constant.origin) and constant.size > 1 and constant.dtype in _FLOATS
+    is_large = constant.size > LARGE_ELEMENTS
+    is_named = bool(constant.origin) and constant.size > 1 and constant.dtype in _FLOATS
+    return (is_large or is_named) and all(
+        one is None or (one.dtype in _INTEGERS and one.size <= _MOST_INDICES) for one in others
     )
 
 
@@ -139,7 +144,8 @@ def _step(node: Node, others: Sequence[Constant | None]) -> WeightStep:
     return WeightStep(
         node.op_type,
         tuple(
-            None if one is None else tuple(int(x) for x in one.array().ravel()) for one in others
+            None if one is None else (one.shape, tuple(one.array().ravel().tolist()))
+            for one in others
         ),
         tuple(
             (key, tuple(value) if isinstance(value, list) else value)

@@ -35,7 +35,10 @@ def tap(index: int) -> str:
 def stepped(array: Array, steps: Sequence[WeightStep]) -> Array:
     """Returns what operators of the graph make of an initializer."""
     for step in steps:
-        inputs = [None if one is None else np.array(one, np.int64) for one in step.inputs]
+        inputs = [
+            None if one is None else np.array(one[1], np.int64).reshape(one[0])
+            for one in step.inputs
+        ]
         array = EVALUATE[step.op_type](array, *inputs, **dict(step.attributes))
     return array
 

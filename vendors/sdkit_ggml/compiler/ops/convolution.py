@@ -96,7 +96,7 @@ def _in_groups(low: Lowering, x: Value, kernel: Filter, group: int) -> Value:
     parts = []
     for index in range(group):
         start = index * outer
-        step = WeightStep("Slice", ((start,), (start + outer,), (0,)))
+        step = WeightStep("Slice", tuple(((1,), (at,)) for at in (start, start + outer, 0)))
         weights = kernel.weights.then(
             step,
             lambda array, start=start: array[start : start + outer],  # type: ignore[misc]
