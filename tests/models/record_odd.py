@@ -17,7 +17,8 @@ import torch
 from export_direct import OPSET, export, unet_graph
 
 OUT = Path(__file__).parent / "odd"
-SIZES = ((1, 17, 19), (2, 16, 13), (1, 21, 32))
+SIZES = ((1, 17, 19), (2, 16, 13))
+DEEP_SIZES = ((1, 21, 32), (1, 9, 39))
 """Batch, height and width of the latents."""
 TIMESTEP = 501.0
 
@@ -41,15 +42,13 @@ def deep() -> diffusers.UNet2DConditionModel:
 
 def recorded(unet: Any, sizes: Any) -> dict[str, np.ndarray]:
     config, random = unet.config, np.random.default_rng(11)
+    hidden_size = config.cross_attention_dim
     arrays = {}
     for batch, height, width in sizes:
         feeds = {
             "sample": random.standard_normal((batch, 4, height, width)),
-            "encoder_hidden_states": random.standard_normal(
-                (batch, 77, config.cross_attention_dim)
-            ),
+            "encoder_hidden_states": random.standard_normal((batch, 77, hidden_size)),
         }
-        conditions = None
         if config.addition_embed_type == "text_time":
             pooled = config.projection_class_embeddings_input_dim
             pooled -= 6 * config.addition_time_embed_dim
@@ -75,7 +74,7 @@ def main(build: Path) -> None:
     unets["deep"] = deep()
     OUT.mkdir(exist_ok=True)
     for name, unet in unets.items():
-        sizes = (*SIZES, (1, 9, 39)) if name == "deep" else SIZES
+        sizes = (*SIZES, *DEEP_SIZES) if name == "deep" else SIZES
         np.savez_compressed(OUT / f"{name}.npz", **recorded(unet.eval(), sizes))
     for style in OPSET:
         path = OUT / f"deep-{style}" / "unet" / "model.onnx"
