@@ -19,7 +19,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -311,8 +311,14 @@ class EngineStore:
                 removed += 1
         return removed
 
-    def seal(self, folder: Path) -> dict[str, StoredFile]:
+    def seal(
+        self, folder: Path, known: Mapping[tuple[int, int, int, int], StoredFile] | None = None
+    ) -> dict[str, StoredFile]:
         """Returns size and digest of every file that a vendor wrote, forced to the disk.
+
+        Args:
+            folder: That the vendor wrote.
+            known: Device, inode, size and mtime of files whose digest is known: hard links.
 
         Raises:
             CacheError: There is none, or one that is not a plain file.
@@ -325,7 +331,11 @@ class EngineStore:
             if path.is_symlink() or not path.is_file() or name == MANIFEST:
                 raise CacheError(f"the vendor wrote '{name}', which an engine may not hold")
             _flush(path)
-            files[name] = StoredFile(size_bytes=path.stat().st_size, sha256=file_digest(path))
+            found = path.stat()
+            linked = (known or {}).get(
+                (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+            )
+            files[name] = linked or StoredFile(size_bytes=found.st_size, sha256=file_digest(path))
         if not files:
             raise CacheError("the vendor wrote no file")
         return files

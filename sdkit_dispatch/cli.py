@@ -181,10 +181,16 @@ def build(
     force: Force = False,
     strict: Strict = False,
     require_gpu: RequireGpu = False,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Show operations, copies and memory of each engine."),
+    ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Compile and check the engines of a pipeline."""
+    from .cli_explain import explained, print_explained
+
     choice = choice_of(
         gpu,
         vendor,
@@ -207,10 +213,15 @@ def build(
             results = dispatcher.build_for(names, pipeline, choice, **size)
     if as_json:
         documents = [_build_json(result) for result in results]
+        for document, result in zip(documents, results, strict=True):
+            for row, built in zip(document["components"], result.components, strict=True):
+                row |= {"explained": explained(built)} if explain else {}
         print_json({"build": documents[0]} if archs is None else {"builds": documents})
         return
     for result in results:
         _print_build(result)
+        if explain:
+            print_explained(result)
 
 
 def _print_build(result: Any) -> None:  # Any: BuildResult, imported late

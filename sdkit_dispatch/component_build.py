@@ -42,6 +42,7 @@ from .forecast import Forecast, forecast
 from .graph.size_ranges import usual_shapes
 from .pipeline_files import Pipeline, component_digests
 from .reference import Reference
+from .siblings import known_files, remember_files, siblings_of
 from .store_cleaning import folder_bytes
 from .store_layout import store_error
 from .store_use import record_use
@@ -381,8 +382,13 @@ class ComponentBuilder:
             out.mkdir()
             self._report(Progress(phase=f"{request.vendor}: compile {request.component}"))
             client = self._tools.workers.client(self._spec)
-            client.compile(request, onnx, out, device=device, report=self._named(request))
-            files = store.seal(out)
+            siblings = siblings_of(store, request, onnx=onnx)
+            known = known_files(store, siblings)
+            client.compile(
+                request, onnx, out, device=device, report=self._named(request), siblings=siblings
+            )
+            sealed_ns = time.time_ns()
+            files = store.seal(out, known)
             engine = self._opened(
                 Engine(key=request.key, request=request, folder=str(out), onnx=str(onnx))
             )
@@ -396,7 +402,9 @@ class ComponentBuilder:
             )
             store.publish(out, manifest)
         record_use(store.memo, request.key, onnx=onnx)
-        return replace(engine, folder=str(store.folder(request.key))), manifest
+        folder = store.folder(request.key)
+        remember_files(store, files, folder, siblings=siblings, sealed_ns=sealed_ns)
+        return replace(engine, folder=str(folder)), manifest
 
     def _slot(self, request: BuildRequest) -> AbstractContextManager[None]:
         """Waits for the other builds of this host, and says for which."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
@@ -322,12 +322,20 @@ class Vendor(Protocol):
         """
 
     def compile(
-        self, request: BuildRequest, onnx: Path, out: Path, *, device: Device, report: Report
+        self,
+        request: BuildRequest,
+        onnx: Path,
+        out: Path,
+        *,
+        device: Device,
+        report: Report,
+        siblings: Sequence[Engine] = (),
     ) -> None:
         """Compiles `onnx` and writes only under the empty folder `out`.
 
         Reads neither environment variables nor the clock: the same request gives an equivalent
-        engine.
+        engine, whatever the `siblings`. Those are verified engines that differ from `request` in
+        `shapes` or in `weights_digest` alone; a file of theirs may be linked into `out`.
 
         Raises:
             CompileError: With the runtime's own words.

@@ -195,8 +195,7 @@ def file_digest(path: Path, *, memo: Path | None = None) -> str:
     """
     try:
         before = path.stat()
-        mark = [before.st_size, before.st_ino, before.st_dev, before.st_mtime_ns]
-        mark += [before.st_ctime_ns, SCHEMA_VERSION]
+        mark = _mark(before)
         note = _memo_file(memo, path) if before.st_size >= MEMO_FROM_BYTES else None
         remembered = _read_memo(note, mark)
         if isinstance(remembered, str):
@@ -212,6 +211,31 @@ def file_digest(path: Path, *, memo: Path | None = None) -> str:
         if time.time() - newest_s > RACY_S:
             _write_memo(note, mark, digest)
     return digest
+
+
+def remember_digest(path: Path, digest: str, *, memo: Path, hashed_ns: int) -> None:
+    """Keeps the sha256 of a large file as `file_digest` does, if it is as old as that is.
+
+    Args:
+        path: A file.
+        digest: Its sha256.
+        memo: A folder for what was learned of files.
+        hashed_ns: When hashing began (`time.time_ns`).
+    """
+    try:
+        found = path.stat()
+    except OSError:
+        return
+    newest_ns = max(found.st_mtime_ns, found.st_ctime_ns)
+    is_settled = newest_ns < hashed_ns and time.time() - newest_ns / 1e9 > RACY_S
+    if found.st_size >= MEMO_FROM_BYTES and is_settled and os.name != "nt":
+        _write_memo(_memo_file(memo, path), _mark(found), digest)
+
+
+def _mark(found: os.stat_result) -> list[int]:
+    """Returns what changes with a file."""
+    mark = [found.st_size, found.st_ino, found.st_dev, found.st_mtime_ns]
+    return [*mark, found.st_ctime_ns, SCHEMA_VERSION]
 
 
 def _scheduler_file(folder: Path) -> Path:

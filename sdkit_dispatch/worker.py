@@ -253,7 +253,12 @@ class Desk:
         request = record_from_json(BuildRequest, params["request"])
         device = record_from_json(Device, params["device"])
         self.adapter.compile(
-            request, Path(params["onnx"]), Path(params["out"]), device=device, report=report
+            request,
+            Path(params["onnx"]),
+            Path(params["out"]),
+            device=device,
+            report=report,
+            siblings=tuple(record_from_json(Engine, one) for one in params["siblings"]),
         )
         return {}, {}
 

@@ -89,7 +89,14 @@ class WorkerClient:
         return record_from_json(Plan, result["plan"])
 
     def compile(
-        self, request: BuildRequest, onnx: Path, out: Path, *, device: Device, report: Report
+        self,
+        request: BuildRequest,
+        onnx: Path,
+        out: Path,
+        *,
+        device: Device,
+        report: Report,
+        siblings: Sequence[Engine] = (),
     ) -> None:
         """As `Vendor.compile`."""
         self.process.request(
@@ -99,6 +106,7 @@ class WorkerClient:
                 "onnx": str(onnx),
                 "out": str(out),
                 "device": record_to_json(device),
+                "siblings": [record_to_json(one) for one in siblings],
             },
             report=report,
         )

@@ -106,35 +106,21 @@ def vae_factor(pipeline: Pipeline) -> int:
     return int(2 ** (len(_levels(pipeline, "vae_decoder")) - 1))
 
 
-def size_multiple_px(pipeline: Pipeline) -> int:
-    """Returns what width and height must divide by: 64 for SD1.5, 32 for SDXL.
-
-    The UNet halves the latents once a level and joins them again on the way up. An exporter
-    bakes the doubling in, so a side that does not halve evenly cannot be joined. A graph with a
-    fixed size has no such freedom to lose.
-    """
-    sample = _tensor(_component(pipeline, "unet"), "sample")
-    if all(isinstance(dim, int) for dim in sample.dims[2:]):
-        return vae_factor(pipeline)
-    return int(vae_factor(pipeline) * 2 ** (len(_levels(pipeline, "unet")) - 1))
-
-
 def latent_shape(pipeline: Pipeline, request: GenerateRequest) -> Shape:
     """Returns `(channels, height, width)` of one image's latents.
 
     Raises:
         ConfigError: Width or height does not divide; names the nearest that do.
     """
-    multiple = size_multiple_px(pipeline)
+    multiple = vae_factor(pipeline)
     if any(side < multiple or side % multiple for side in (request.width_px, request.height_px)):
         raise ConfigError(
             f"size {request.width_px}x{request.height_px} px does not fit this model: width and "
             f"height must be multiples of {multiple}",
             f"the nearest sizes are {_nearest(request, multiple)}",
         )
-    factor = vae_factor(pipeline)
     channels = _config_int(pipeline, "vae_decoder", "latent_channels")
-    return channels, request.height_px // factor, request.width_px // factor
+    return channels, request.height_px // multiple, request.width_px // multiple
 
 
 def _nearest(request: GenerateRequest, multiple: int) -> str:

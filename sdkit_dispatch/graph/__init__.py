@@ -4,5 +4,5 @@ A pass is one file and its test. Weights in external files are read by the preci
 piece at a time; every other pass sees the graph, and a runtime maps the files.
 """
 
-REVISION = 1
+REVISION = 2
 """Raised when a pass gives another graph; part of every engine's key."""

@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 
 from sdkit_dispatch.contract import Shapes
 from sdkit_dispatch.errors import PipelineError
+from sdkit_dispatch.graph.upsampling import crop_upsampling
 
 
 def make_static(source: onnx.ModelProto | Path, shapes: Shapes) -> onnx.ModelProto:
@@ -18,6 +19,8 @@ def make_static(source: onnx.ModelProto | Path, shapes: Shapes) -> onnx.ModelPro
     `source`. Symbolic sizes of the outputs are dropped, even where an input binds the symbol:
     exporters reuse one symbol for different sizes (a VAE decoder with the batch and the height of
     its output under one name was seen), and a runtime infers them from the inputs anyway.
+
+    A UNet whose sides do not halve evenly is changed so that it can be computed (`upsampling`).
 
     Raises:
         PipelineError: The file is not ONNX, or `shapes` does not fit the inputs of the graph.
@@ -33,6 +36,7 @@ def make_static(source: onnx.ModelProto | Path, shapes: Shapes) -> onnx.ModelPro
     for value in graph.output:
         _forget_symbols(value)
     _forget_intermediate_shapes(graph)
+    crop_upsampling(model)
     return model
 
 

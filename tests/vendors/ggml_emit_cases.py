@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ggml_harness import PIPELINES, SAMPLE, compiled, feeds_of, shapes_for
+from ggml_harness import PIPELINES, SAMPLE, GgmlEngine, compiled, feeds_of, shapes_for
 from sdkit_dispatch.contract import Precision
 from sdkit_ggml.emit.names import identifiers
 from sdkit_ggml.emit.program_folder import write_program
@@ -28,6 +28,8 @@ from sdkit_ggml.runtime.devices import offered_devices
 from sdkit_ggml.runtime.executor import Executor
 from sdkit_ggml.runtime.loader import load_runtime
 from sdkit_ggml.session import GgmlSession
+from test_ggml_siblings import compiled as compiled_beside
+from test_ggml_siblings import resizing
 
 HOSTILE = '"; #include <x>\n*/ \\'
 """Ends a string, a comment and a line, and begins another."""
@@ -64,6 +66,8 @@ CASES = {
         options={"winograd": False},
     ),
     "hostile": Case(component=f"unet{HOSTILE}"),
+    # Shares the weights of another size, and has some of its own in a second file.
+    "sibling": Case(component="resizing"),
 }
 
 
@@ -87,13 +91,7 @@ def hostile_graph(path: Path) -> Path:
 def prepare(name: str, case: Case, out: Path) -> None:
     """Writes what a test of a case compares."""
     out.mkdir()
-    if name == "hostile":
-        path = hostile_graph(out / "model.onnx")
-        shapes = {value.name: (2, 4) for value in onnx.load(path).graph.input}
-    else:
-        path = case.pipeline / case.component / "model.onnx"
-        shapes = shapes_for(path, batch=case.batch, height=case.side, width=case.side)
-    made = compiled(path, shapes, out / "engine", precision=case.precision, options=case.options)
+    made = _engine(name, case, out)
     request = replace(made.engine.request, component=case.component)
     (out / "program").mkdir()
     write_program(replace(made.engine, request=request), out / "program")
@@ -110,6 +108,20 @@ def prepare(name: str, case: Case, out: Path) -> None:
         session = GgmlSession(alone, executor, {})
         _save(out / "wanted" / variant.name, session.run(feeds))
         session.close()
+
+
+def _engine(name: str, case: Case, out: Path) -> GgmlEngine:
+    if name == "sibling":
+        path = resizing(out)
+        first = compiled_beside(path, {"x": (1, 1, 8, 8)}, out / "first")
+        return compiled_beside(path, {"x": (1, 1, 6, 9)}, out / "engine", (first,))
+    if name == "hostile":
+        path = hostile_graph(out / "model.onnx")
+        shapes = {value.name: (2, 4) for value in onnx.load(path).graph.input}
+    else:
+        path = case.pipeline / case.component / "model.onnx"
+        shapes = shapes_for(path, batch=case.batch, height=case.side, width=case.side)
+    return compiled(path, shapes, out / "engine", precision=case.precision, options=case.options)
 
 
 def _save(folder: Path, arrays: Mapping[str, Any]) -> None:

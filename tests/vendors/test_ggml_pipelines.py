@@ -108,7 +108,7 @@ def test_weights_of_fewer_bits_stay_within_their_bound(precision: Any, tmp_path:
 def test_any_size_runs_and_its_program_is_made_quickly(
     height_px: int, width_px: int, batch: int, tmp_path: Path
 ) -> None:
-    # The tiny UNet halves its latents once, and as exported doubles them again: even ones only.
+    # Even latents: ONNX Runtime runs the file as it was exported. `test_odd_sizes` has the others.
     path = PIPELINES / "sd15-optimum" / "unet" / "model.onnx"
     shapes = shapes_for(path, batch=batch, height=height_px // 8, width=width_px // 8)
     start = time.process_time()

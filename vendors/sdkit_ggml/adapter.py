@@ -7,10 +7,12 @@ bound to no device, so one engine serves the processor and any GPU.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from onnx import ModelProto
 
 from sdkit_dispatch.contract import (
     BuildRequest,
@@ -26,12 +28,22 @@ from sdkit_dispatch.errors import CacheError, CompileError, PipelineError, RunEr
 from sdkit_dispatch.graph.static_shapes import make_static
 from sdkit_dispatch.graph.vendor_options import options_from_mapping
 from sdkit_ggml.compiler.compile import PRECISIONS, compile_model
-from sdkit_ggml.engine_files import map_weights, read_program, write_engine
+from sdkit_ggml.engine_files import (
+    EXTRA_FILE,
+    WEIGHTS_FILE,
+    map_weights,
+    read_program,
+    share_weights,
+    write_program,
+    write_weights,
+)
+from sdkit_ggml.program import Program
 from sdkit_ggml.runtime.devices import OfferedDevice, find_device, offered_devices
 from sdkit_ggml.runtime.executor import Executor, check_variant, suited, thread_count
 from sdkit_ggml.runtime.loader import LoadError, Runtime, load_runtime
 from sdkit_ggml.runtime.self_test import fault_of
 from sdkit_ggml.session import GgmlSession
+from sdkit_ggml.weight_swap import other_weights
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +141,14 @@ class GgmlAdapter:
         )
 
     def compile(
-        self, request: BuildRequest, onnx: Path, out: Path, *, device: Device, report: Report
+        self,
+        request: BuildRequest,
+        onnx: Path,
+        out: Path,
+        *,
+        device: Device,
+        report: Report,
+        siblings: Sequence[Engine] = (),
     ) -> None:
         options = _options(request.options)
         component = request.component
@@ -137,18 +156,27 @@ class GgmlAdapter:
         if request.precision not in PRECISIONS:
             raise CompileError(f"ggml: {component}: there are no weights of {request.precision}")
         model = make_static(onnx, request.shapes)
+        written = f"write the weights of {component}"
+
+        def writing(done: float) -> None:
+            report(Progress(phase=written, fraction=done))
+
         try:
+            if self._swap(request, model, onnx, out, siblings, writing):
+                return
+            lender, shared = _lender(request, siblings)
             compiled = compile_model(
                 model,
                 onnx.parent,
                 component=component,
+                shared=shared,
                 precision=request.precision,
                 block_bytes=options.block_mb << 20,
                 has_winograd=options.winograd,
                 report=lambda phase: report(Progress(phase=f"{phase} {component}")),
             )
             for variant in compiled.program.variants:
-                check_variant(variant, compiled.program.weights_bytes)
+                check_variant(variant, compiled.program.all_weights_bytes)
                 logger.info(
                     "ggml: %s (%s): %d operations, %d of them copies, %.0f MiB to compute in",
                     component,
@@ -157,8 +185,15 @@ class GgmlAdapter:
                     variant.copies,
                     variant.arena_bytes / (1 << 20),
                 )
-            phase = f"write the weights of {component}"
-            write_engine(out, compiled, lambda done: report(Progress(phase=phase, fraction=done)))
+            if compiled.weights is not None:
+                write_weights(out / WEIGHTS_FILE, compiled.weights, writing)
+            elif lender is not None and not share_weights(Path(lender.folder), out):
+                # It was removed from the store meanwhile.
+                self.compile(request, onnx, out, device=device, report=report)
+                return
+            if compiled.extras:
+                write_weights(out / EXTRA_FILE, compiled.extras, writing)
+            write_program(out, compiled.program)
         except (CompileError, PipelineError):
             raise
         except (ValueError, KeyError, TypeError, OSError) as error:
@@ -174,7 +209,7 @@ class GgmlAdapter:
         try:
             program = read_program(folder)
             for variant in suited(program, offered):
-                check_variant(variant, program.weights_bytes)
+                check_variant(variant, program.all_weights_bytes)
             weights = map_weights(folder, program)
         except Exception as error:  # a damaged file makes any of the readers raise anything
             raise CacheError(
@@ -202,7 +237,7 @@ class GgmlAdapter:
             "nodes": str(executor.variant.nodes),
             "copies": str(executor.variant.copies),
             "arena_bytes": str(executor.variant.arena_bytes),
-            "weights_bytes": str(program.weights_bytes),
+            "weights_bytes": str(program.all_weights_bytes),
         }
         if offered.kind == "cpu":
             facts |= {"threads": str(threads), "cpu_variant": runtime.cpu_variant or "one"}
@@ -213,6 +248,32 @@ class GgmlAdapter:
         from sdkit_ggml.emit.program_folder import write_program
 
         write_program(engine, out)
+
+    @staticmethod
+    def _swap(
+        request: BuildRequest,
+        model: ModelProto,
+        onnx: Path,
+        out: Path,
+        siblings: Sequence[Engine],
+        report: Callable[[float], None],
+    ) -> bool:
+        """Writes an engine with the program of one that differs in the weights alone."""
+        for sibling in siblings:
+            if dict(sibling.request.shapes) != dict(request.shapes):
+                continue
+            program = _program_of(sibling)
+            weights = (
+                None
+                if program is None
+                else other_weights(program, model, onnx.parent, Path(sibling.folder))
+            )
+            if program is not None and weights is not None:
+                logger.info("ggml: %s keeps the program of %s", request.component, sibling.key[:12])
+                write_weights(out / WEIGHTS_FILE, weights, report)
+                write_program(out, program)
+                return True
+        return False
 
     def _fault_of(self, runtime: Runtime, offered: OfferedDevice) -> str:
         """Returns what the device computes wrongly, or ""; asks it once."""
@@ -240,6 +301,29 @@ class GgmlAdapter:
         if found is None:
             return _not_offered(device, runtime, offered)
         return runtime, found
+
+
+def _lender(
+    request: BuildRequest, siblings: Sequence[Engine]
+) -> tuple[Engine, Program] | tuple[None, None]:
+    """Returns an engine of the same weights, whose file of them may serve another size too."""
+    for sibling in siblings:
+        if sibling.request.weights_digest == request.weights_digest:
+            program = _program_of(sibling)
+            if program is not None:
+                return sibling, program
+    return None, None
+
+
+def _program_of(engine: Engine) -> Program | None:
+    """Returns the program of an engine that was built before, if it can be used."""
+    try:
+        program = read_program(Path(engine.folder))
+        map_weights(Path(engine.folder), program)
+    except Exception as error:  # a damaged file makes any of the readers raise anything
+        logger.warning("ggml: %s cannot be built upon: %s", engine.folder, error)
+        return None
+    return program
 
 
 def _options(given: Mapping[str, Any]) -> GgmlOptions:

@@ -117,8 +117,38 @@ COPIES = frozenset({"cont", "cpy", "repeat"})
 """Operations that move data and compute nothing."""
 
 
+class WeightStep(msgspec.Struct, frozen=True, array_like=True):
+    """An operator of the graph that moves what is in a weight."""
+
+    op_type: str
+    inputs: tuple[tuple[tuple[int, ...], tuple[int, ...]] | None, ...] = ()
+    """Shape and values of its other inputs, which are integers."""
+    attributes: tuple[tuple[str, int | str | tuple[int, ...]], ...] = ()
+
+
+class StoredWeight(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor of a weights file, and how it comes of the graph."""
+
+    type: str
+    ne: Ne
+    form: str
+    """What was done to it last (`compiler.recipes`): "", "transposed", "tap 0", ..."""
+    origin: str
+    """The initializer that it is made of; empty for what the graph says by itself."""
+    steps: tuple[WeightStep, ...] = ()
+    """What operators of the graph do to the initializer before."""
+    content: str = ""
+    """sha256 of what has no origin."""
+    offset: int = 0
+    """In bytes, in the data section of its file."""
+
+
 class Program(msgspec.Struct, frozen=True):
-    """Everything of an engine but the weights."""
+    """Everything of an engine but the weights.
+
+    Two files may hold weights: `weights`, which engines of one component share, and `extras`, what
+    this one has beside them. An operand of the latter lies behind the former's data section.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -126,12 +156,26 @@ class Program(msgspec.Struct, frozen=True):
     weights_bytes: int
     """Size of the data section of the weights file."""
     weights_digest: str
-    """sha256 of the names, types and places of all weights: ties the two files together."""
+    """sha256 of `weights`: ties the two files together."""
     host: tuple[HostStep, ...]
     constants: dict[str, HostConstant]
     variants: tuple[Variant, ...]
     nodes: tuple[str, ...] = ()
     """The ONNX graph as it was lowered: 'Conv "/conv_in/Conv"'; for whoever reads the program."""
+    weights: tuple[StoredWeight, ...] = ()
+    """All that the weights file holds, by offset, also what this program does not read."""
+    extra_bytes: int = 0
+    """Size of the data section of the extra file; 0: there is none."""
+    extra_digest: str = ""
+    extras: tuple[StoredWeight, ...] = ()
+    read: dict[str, str] = {}
+    """External initializer -> sha256 of its numbers, of those that the program depends on: other
+    weights with the same numbers there have the same program."""
+
+    @property
+    def all_weights_bytes(self) -> int:
+        """Size of both data sections: what operands may address."""
+        return self.weights_bytes + self.extra_bytes
 
 
 def row_bytes(kind: str, elements: int) -> int:
@@ -151,6 +195,11 @@ def dense_nb(kind: str, ne: Ne) -> Ne:
     first = TYPES[kind][2]
     second = row_bytes(kind, ne[0])
     return (first, second, second * ne[1], second * ne[1] * ne[2])
+
+
+def stored_bytes(weight: StoredWeight) -> int:
+    """Returns the size of a tensor of a weights file."""
+    return dense_nb(weight.type, weight.ne)[3] * weight.ne[3]
 
 
 def extent_bytes(operand: Operand) -> int:

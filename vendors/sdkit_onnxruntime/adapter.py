@@ -8,7 +8,7 @@ gives bit for bit what the optimising session gave (ONNX Runtime 1.32).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -132,7 +132,14 @@ class CpuAdapter:
         )
 
     def compile(
-        self, request: BuildRequest, onnx: Path, out: Path, *, device: Device, report: Report
+        self,
+        request: BuildRequest,
+        onnx: Path,
+        out: Path,
+        *,
+        device: Device,
+        report: Report,
+        siblings: Sequence[Engine] = (),
     ) -> None:
         options = options_from_mapping(CpuOptions, "cpu", request.options)
         report(Progress(phase=f"read {request.component}"))

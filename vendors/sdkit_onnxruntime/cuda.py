@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,14 @@ class CudaAdapter:
         )
 
     def compile(
-        self, request: BuildRequest, onnx: Path, out: Path, *, device: Device, report: Report
+        self,
+        request: BuildRequest,
+        onnx: Path,
+        out: Path,
+        *,
+        device: Device,
+        report: Report,
+        siblings: Sequence[Engine] = (),
     ) -> None:
         options = options_from_mapping(CudaOptions, VENDOR, request.options)
         write_engine(request, onnx, out, report, keep=options.keep_fp32)

@@ -7,13 +7,14 @@ returned the output of the old ones (2026.4.1).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import chdir, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from onnx import ModelProto
 
 from sdkit_dispatch.contract import (
     BuildRequest,
@@ -28,6 +29,7 @@ from sdkit_dispatch.contract import (
 from sdkit_dispatch.errors import CacheError, CompileError, RunError, UnsupportedOpError
 from sdkit_dispatch.graph.external_data import external_locations
 from sdkit_dispatch.graph.static_shapes import free_inputs, make_static
+from sdkit_dispatch.graph.upsampling import is_cropped
 from sdkit_dispatch.graph.vendor_options import options_from_mapping
 from sdkit_openvino.addressing import family_of, find_device, why_not_offered
 from sdkit_openvino.compiled_model import (
@@ -143,7 +145,14 @@ class OpenVinoAdapter:
         )
 
     def compile(
-        self, request: BuildRequest, onnx: Path, out: Path, *, device: Device, report: Report
+        self,
+        request: BuildRequest,
+        onnx: Path,
+        out: Path,
+        *,
+        device: Device,
+        report: Report,
+        siblings: Sequence[Engine] = (),
     ) -> None:
         options = options_from_mapping(OpenVinoOptions, "openvino", request.options)
         name = self._name_of(device)
@@ -153,7 +162,7 @@ class OpenVinoAdapter:
         report(Progress(phase=f"read {request.component}"))
         graph = make_static(onnx, request.shapes)
         with _refusals_of(request.component):
-            model = core.read_model(str(onnx))
+            model = _read(core, graph, onnx)
             model.reshape({key: list(shape) for key, shape in request.shapes.items()})
             inputs = specs_of([value.name for value in free_inputs(graph.graph)], model.inputs)
             outputs = specs_of([value.name for value in graph.graph.output], model.outputs)
@@ -249,6 +258,16 @@ class OpenVinoAdapter:
 
 def _rejection(device: Device, code: str, reason: str, hint: str = "") -> Rejection:
     return Rejection(vendor="openvino", code=code, reason=reason, hint=hint, device=device.id)
+
+
+def _read(core: ov.Core, graph: ModelProto, path: Path) -> ov.Model:
+    """Returns the model of a file, as `graph` if that says more than other shapes."""
+    if not is_cropped(graph):
+        return core.read_model(str(path))
+    # The weights of a graph in memory are looked for in the working folder (2026.4.1). A worker
+    # does one thing at a time, and nothing here relies on that folder.
+    with chdir(path.parent):
+        return core.read_model(graph.SerializeToString())
 
 
 @contextmanager

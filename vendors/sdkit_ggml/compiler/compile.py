@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,21 @@ from sdkit_dispatch.errors import CompileError, UnsupportedOpError
 from sdkit_ggml.compiler.emitter import Ref
 from sdkit_ggml.compiler.evaluate import EVALUATE
 from sdkit_ggml.compiler.fold import fold
-from sdkit_ggml.compiler.graph import Constant, Graph, Node, graph_from_model
+from sdkit_ggml.compiler.graph import Array, Constant, Graph, Node, graph_from_model
 from sdkit_ggml.compiler.lowering import Lowering
 from sdkit_ggml.compiler.ops.table import TABLE
 from sdkit_ggml.compiler.patterns import canonicalise
 from sdkit_ggml.compiler.values import Choices, Fed, HostProgram, Unsupported
-from sdkit_ggml.compiler.weights import Weight, WeightTable
+from sdkit_ggml.compiler.weights import (
+    Weight,
+    WeightTable,
+    layout_digest,
+    placed,
+    section_bytes,
+)
 from sdkit_ggml.instructions import ProgramError
 from sdkit_ggml.program import Feed, HostConstant, HostStep, Program, Variant
 
-WEIGHT_ALIGNMENT = 256
-"""Of every weight in its file: what any device's driver asks of a storage buffer's offset."""
 HOST_ELEMENTS = 1 << 20
 """Constants that the host reads are written into the program; a larger one is not meant for it."""
 _INTEGERS = frozenset({"int64", "int32", "int16", "int8", "uint8", "bool", "uint32", "uint64"})
@@ -46,11 +51,16 @@ in float32."""
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """A program, and its weights in the order and at the places it expects."""
+    """A program, and what is to be written beside it.
+
+    Attributes:
+        weights: Of the weights file, in order; None: that of the engine whose program was given.
+        extras: Of the extra file.
+    """
 
     program: Program
-    weights: tuple[Weight, ...]
-    offsets: tuple[int, ...]
+    weights: tuple[Weight, ...] | None
+    extras: tuple[Weight, ...] = ()
 
 
 def compile_model(
@@ -61,6 +71,7 @@ def compile_model(
     precision: str = "fp32",
     block_bytes: int = Choices.block_bytes,
     has_winograd: bool = True,
+    shared: Program | None = None,
     report: Callable[[str], None] = lambda phase: None,
 ) -> Compiled:
     """Compiles a model whose inputs have static shapes.
@@ -72,13 +83,16 @@ def compile_model(
         precision: A key of `PRECISIONS`.
         block_bytes: See `Choices`.
         has_winograd: See `Choices`.
+        shared: The program of an engine of the same graph and weights, whose weights file may
+            serve this one too.
         report: Told what is being done.
 
     Raises:
         UnsupportedOpError: Names all operators that cannot be lowered, and why.
         CompileError: The graph contradicts itself.
     """
-    graph = graph_from_model(model, folder)
+    read: dict[str, str] = {}
+    graph = graph_from_model(model, folder, partial(_note, read))
     report("fold")
     fold(graph)
     canonicalise(graph)
@@ -102,23 +116,42 @@ def compile_model(
         lowered.append(_lower(graph, table, choices, host, component))
     if not table.weights:
         # A file of no tensors has no data section to map.
-        nothing = Constant.of(np.zeros(1, np.float32))
-        table.add(nothing, "", "f32", (1, 1, 1, 1), lambda array: array)
-    offsets, weights_bytes = _places(table.weights)
+        table.add(Constant.of(np.zeros(1, np.float32)), "", "f32", (1, 1, 1, 1))
     report("plan memory")
-    variants = tuple(_variant(low, graph, offsets) for low in lowered)
+    places = placed(table.weights, shared)
+    variants = tuple(_variant(low, graph, places.offsets) for low in lowered)
+    extras = tuple(one.stored for one in places.extras)
     program = Program(
         inputs=tuple(_spec(graph, name) for name in graph.inputs),
         outputs=tuple(_spec(graph, name) for name in graph.outputs),
         precision=precision,
-        weights_bytes=weights_bytes,
-        weights_digest=_digest(table.weights, offsets),
+        weights_bytes=section_bytes(places.stored),
+        weights_digest=layout_digest(places.stored),
+        weights=places.stored,
         host=tuple(host.steps.values()),
         constants={name: _host_constant(one) for name, one in host.constants.items()},
         variants=variants,
         nodes=tuple(map(str, graph.nodes)),
+        extra_bytes=section_bytes(extras),
+        extra_digest=layout_digest(extras) if extras else "",
+        extras=extras,
+        # Weights that are written are read later.
+        read=dict(sorted(read.items())),
     )
-    return Compiled(program=program, weights=tuple(table.weights), offsets=tuple(offsets))
+    return Compiled(
+        program=program,
+        weights=places.weights,
+        extras=places.extras,
+    )
+
+
+def digest_of(array: Array) -> str:
+    """Returns the sha256 of the numbers of an initializer."""
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def _note(read: dict[str, str], name: str, array: Array) -> None:
+    read[name] = digest_of(array)
 
 
 def _attends(graph: Graph) -> bool:
@@ -282,22 +315,6 @@ def replace_feeds(variant: Variant, feeds: tuple[Feed, ...]) -> Variant:
         outputs=variant.outputs,
         origins=variant.origins,
     )
-
-
-def _places(weights: Sequence[Weight]) -> tuple[list[int], int]:
-    offsets, at = [], 0
-    for weight in weights:
-        offsets.append(at)
-        at += -(-weight.nbytes // WEIGHT_ALIGNMENT) * WEIGHT_ALIGNMENT
-    return offsets, at
-
-
-def _digest(weights: Sequence[Weight], offsets: Sequence[int]) -> str:
-    text = "\n".join(
-        f"{offset} {one.origin} {one.form} {one.type} {list(one.ne)}"
-        for one, offset in zip(weights, offsets, strict=True)
-    )
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _host_constant(constant: Constant) -> HostConstant:

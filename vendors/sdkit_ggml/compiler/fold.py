@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,11 +10,16 @@ from sdkit_dispatch.errors import CompileError
 from sdkit_ggml.compiler.evaluate import EVALUATE
 from sdkit_ggml.compiler.graph import Array, Constant, Graph, Node
 from sdkit_ggml.compiler.shapes import SHAPES, output_types
+from sdkit_ggml.program import WeightStep
 
 LARGE_ELEMENTS = 1 << 16
-"""Above it a constant is not computed but described: weights that an exporter left transposed."""
-_LAZY = frozenset({"Cast", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-"""Operators on weights whose result is known in shape and type without computing it."""
+"""Above it a constant is a weight, wherever it comes from."""
+_LAZY = frozenset({"Cast", "Gather", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators on weights that are described, not computed: what an exporter left transposed, and the
+rows of a table of positions."""
+_MOST_INDICES = 1 << 10
+_INTEGERS = frozenset({"int64", "int32"})
+_FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
 
 
 def fold(graph: Graph) -> None:
@@ -109,13 +114,14 @@ def _fold_node(graph: Graph, node: Node) -> bool:
     if not all(not name or name in graph.constants for name in node.inputs):
         return False
     constants = [graph.constants[name] if name else None for name in node.inputs]
-    large = any(one is not None and one.size > LARGE_ELEMENTS for one in constants)
-    if large and node.op_type in _LAZY:
-        first = constants[0]
-        assert first is not None
+    first = constants[0]
+    if node.op_type in _LAZY and first is not None and _is_weight(first, constants[1:]):
         (kind,) = output_types(graph, node)[:1]
-        graph.constants[node.output] = Constant(
-            kind.dtype, kind.shape, _later(node, constants), first.origin
+        graph.constants[node.output] = first.then(
+            _step(node, constants[1:]),
+            lambda array: _compute(node, [Constant.of(array), *constants[1:]])[0],
+            kind.shape,
+            kind.dtype,
         )
         return True
     results = _compute(node, constants)
@@ -125,8 +131,27 @@ def _fold_node(graph: Graph, node: Node) -> bool:
     return True
 
 
-def _later(node: Node, constants: list[Constant | None]) -> Callable[[], Array]:
-    return lambda: _compute(node, constants)[0]
+def _is_weight(constant: Constant, others: Sequence[Constant | None]) -> bool:
+    """Whether a program need not know the numbers: shapes are small, and whole."""
+    is_large = constant.size > LARGE_ELEMENTS
+    is_named = bool(constant.origin) and constant.size > 1 and constant.dtype in _FLOATS
+    return (is_large or is_named) and all(
+        one is None or (one.dtype in _INTEGERS and one.size <= _MOST_INDICES) for one in others
+    )
+
+
+def _step(node: Node, others: Sequence[Constant | None]) -> WeightStep:
+    return WeightStep(
+        node.op_type,
+        tuple(
+            None if one is None else (one.shape, tuple(one.array().ravel().tolist()))
+            for one in others
+        ),
+        tuple(
+            (key, tuple(value) if isinstance(value, list) else value)
+            for key, value in sorted(node.attributes.items())
+        ),
+    )
 
 
 def _compute(node: Node, constants: list[Constant | None]) -> tuple[Array, ...]:

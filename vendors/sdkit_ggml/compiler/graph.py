@@ -16,6 +16,7 @@ from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 from sdkit_dispatch.errors import CompileError
 from sdkit_dispatch.graph.static_shapes import free_inputs
 from sdkit_dispatch.graph.tensors import numpy_dtype_name
+from sdkit_ggml.program import WeightStep
 
 Array = np.ndarray[Any, np.dtype[Any]]  # Any: of every type that ONNX has
 KEPT_BYTES = 1 << 20
@@ -27,7 +28,13 @@ class Constant:
     """An array that is known at compile time, and read or computed only when asked for."""
 
     def __init__(
-        self, dtype: str, shape: tuple[int, ...], compute: Callable[[], Array], origin: str = ""
+        self,
+        dtype: str,
+        shape: tuple[int, ...],
+        compute: Callable[[], Array],
+        *,
+        origin: str = "",
+        steps: tuple[WeightStep, ...] = (),
     ) -> None:
         """Keeps how to compute the array.
 
@@ -36,17 +43,19 @@ class Constant:
             shape: Of the array.
             compute: Returns the array.
             origin: The name of the initializer it comes from, if it is one.
+            steps: What was done to that since.
         """
         self.dtype = dtype
         self.shape = shape
         self.origin = origin
+        self.steps = steps
         self._compute = compute
         self._kept: Array | None = None
 
     @classmethod
-    def of(cls, array: Array, origin: str = "") -> Constant:
+    def of(cls, array: Array) -> Constant:
         """Returns the constant of an array at hand."""
-        return cls(array.dtype.name, array.shape, lambda: array, origin)
+        return cls(array.dtype.name, array.shape, lambda: array)
 
     @property
     def size(self) -> int:
@@ -65,9 +74,21 @@ class Constant:
             self._kept = array
         return array
 
-    def then(self, step: Callable[[Array], Array], shape: tuple[int, ...]) -> Constant:
-        """Returns a constant of the same type that is computed from this one."""
-        return Constant(self.dtype, shape, lambda: step(self.array()), self.origin)
+    def then(
+        self,
+        step: WeightStep,
+        compute: Callable[[Array], Array],
+        shape: tuple[int, ...],
+        dtype: str = "",
+    ) -> Constant:
+        """Returns a constant that is computed from this one; `step` says the same as `compute`."""
+        return Constant(
+            dtype or self.dtype,
+            shape,
+            lambda: compute(self.array()),
+            origin=self.origin,
+            steps=(*self.steps, step) if self.origin else (),
+        )
 
 
 @dataclass(frozen=True)
@@ -146,19 +167,24 @@ _TO_INPUTS: dict[str, tuple[int, tuple[str, ...]]] = {
 _FLOATS = frozenset({"value", "min", "max", "scales"})
 
 
-def graph_from_model(model: onnx.ModelProto, folder: Path) -> Graph:
+def graph_from_model(
+    model: onnx.ModelProto,
+    folder: Path,
+    on_read: Callable[[str, Array], None] = lambda name, array: None,
+) -> Graph:
     """Returns the graph of a model whose inputs have static shapes.
 
     Args:
         model: Without the contents of external files.
         folder: Where the external files are.
+        on_read: Told the name and numbers of each initializer that is read from them.
     """
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     opsets = {entry.domain: entry.version for entry in model.opset_import}
     opset = opsets.get("", opsets.get("ai.onnx", 1))
     proto = model.graph
-    reader = _ExternalFiles(folder)
+    reader = _ExternalFiles(folder, on_read)
     graph = Graph(
         opset=opset,
         nodes=[],
@@ -187,7 +213,7 @@ def _add_node(graph: Graph, entry: onnx.NodeProto, reader: _ExternalFiles) -> No
     }
     domain = "" if entry.domain == "ai.onnx" else entry.domain
     if entry.op_type == "Constant" and not domain:
-        graph.constants[entry.output[0]] = _constant_of_node(attributes, reader)
+        graph.constants[entry.output[0]] = _constant_of_node(entry, attributes, reader)
         return
     inputs = list(entry.input)
     while inputs and not inputs[-1]:
@@ -217,10 +243,12 @@ def _python(value: Any) -> Any:  # Any: an attribute is of a dozen types
     return value
 
 
-def _constant_of_node(attributes: dict[str, Any], reader: _ExternalFiles) -> Constant:
+def _constant_of_node(
+    node: onnx.NodeProto, attributes: dict[str, Any], reader: _ExternalFiles
+) -> Constant:
     for key, value in attributes.items():
         if key == "value":
-            return _constant(value, reader)
+            return _constant(value, reader, node.output[0])
         if key in ("value_float", "value_floats"):
             return Constant.of(np.asarray(value, np.float32))
         if key in ("value_int", "value_ints"):
@@ -228,37 +256,39 @@ def _constant_of_node(attributes: dict[str, Any], reader: _ExternalFiles) -> Con
     raise CompileError(f"ggml: a Constant holds {sorted(attributes)}, not numbers")
 
 
-def _constant(tensor: onnx.TensorProto, reader: _ExternalFiles) -> Constant:
+def _constant(tensor: onnx.TensorProto, reader: _ExternalFiles, name: str = "") -> Constant:
+    """Returns a constant; `name` is the one of a tensor that is no initializer."""
     dtype = numpy_dtype_name(tensor.data_type)
     shape = tuple(tensor.dims)
+    origin = name or tensor.name
     if not uses_external_data(tensor):
-        return Constant(dtype, shape, lambda: onnx.numpy_helper.to_array(tensor), tensor.name)
-    info = ExternalDataInfo(tensor)
-    return Constant(
-        dtype,
-        shape,
-        lambda: reader.read(info.location, info.offset or 0, tensor.data_type, shape),
-        tensor.name,
-    )
+        return Constant(dtype, shape, lambda: onnx.numpy_helper.to_array(tensor), origin=origin)
+    return Constant(dtype, shape, lambda: reader.read(origin, tensor), origin=origin)
 
 
 class _ExternalFiles:
     """Maps files of weights, once each."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, on_read: Callable[[str, Array], None]) -> None:
         self._folder = folder
+        self._on_read = on_read
         self._maps: dict[str, mmap.mmap] = {}
 
-    def read(self, location: str, offset: int, data_type: int, shape: tuple[int, ...]) -> Array:
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(data_type)
-        count = int(np.prod(shape, dtype=np.int64))
+    def read(self, name: str, tensor: onnx.TensorProto) -> Array:
+        info = ExternalDataInfo(tensor)
+        location, offset = info.location, info.offset or 0
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        count = int(np.prod(tensor.dims, dtype=np.int64))
         try:
             if location not in self._maps:
                 with (self._folder / location).open("rb") as stream:
                     self._maps[location] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-            return np.frombuffer(self._maps[location], dtype, count, offset).reshape(shape)
+            flat = np.frombuffer(self._maps[location], dtype, count, offset)
         except (OSError, ValueError) as error:
             raise CompileError(
                 f"ggml: {count} weights at {offset} of {self._folder / location} cannot be read: "
                 f"{error}"
             ) from error
+        array = flat.reshape(tuple(tensor.dims))
+        self._on_read(name, array)
+        return array

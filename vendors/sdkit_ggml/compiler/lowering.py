@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from sdkit_ggml.compiler.emitter import Emitter, Ref, dense_ref, ref_of
-from sdkit_ggml.compiler.graph import Array, Constant, Graph, Node
+from sdkit_ggml.compiler.graph import Constant, Graph, Node
 from sdkit_ggml.compiler.layout import (
     Factor,
     Layout,
@@ -73,7 +73,7 @@ class Lowering:
         """Returns a constant as it is, in f32."""
         if constant.dtype not in ("float32", "float16", "bfloat16", "float64"):
             raise Unsupported(f"works on {constant.dtype}")
-        ref = self.weight(constant, "", "f32", (constant.size,), lambda array: array)
+        ref = self.weight(constant, "", "f32", (constant.size,))
         return Value(ref.buffer, contiguous(constant.shape))
 
     def weight(
@@ -82,11 +82,10 @@ class Lowering:
         form: str,
         kind: str,
         ne: Sequence[int],
-        compute: Callable[[Array], Array],
     ) -> Ref:
-        """Returns a weight made of a constant; `ne` innermost first."""
+        """Returns a weight made of a constant; `form` of `recipes`, `ne` innermost first."""
         full: Ne = (*ne, *(1,) * (4 - len(ne)))  # type: ignore[assignment]
-        index = self.weights.add(constant, form, kind, full, compute)
+        index = self.weights.add(constant, form, kind, full)
         return Ref(-1 - index, 0, kind, full, dense_nb(kind, full))
 
     def users(self, name: str) -> list[Node]:

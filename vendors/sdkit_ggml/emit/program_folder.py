@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from sdkit_dispatch.contract import Engine
 from sdkit_dispatch.errors import CacheError, UnsupportedOpError
+from sdkit_ggml.compiler.weights import layout_digest
 from sdkit_ggml.emit.component_source import component_source, header_source
 from sdkit_ggml.emit.graph_source import Stored, graph_source, namespace_of
 from sdkit_ggml.emit.host_source import DTYPES, FeedField, set_inputs_source
 from sdkit_ggml.emit.names import comment, identifier, identifiers
-from sdkit_ggml.engine_files import WEIGHTS_FILE, map_weights, read_program
+from sdkit_ggml.engine_files import WEIGHTS_FILE, copy_weights, map_weights, read_program
 from sdkit_ggml.program import Feed, Program, Variant
 from sdkit_ggml.runtime.executor import check_variant
 
@@ -33,13 +35,15 @@ def write_program(engine: Engine, out: Path) -> None:
     try:
         program = read_program(folder)
         for variant in program.variants:
-            check_variant(variant, program.weights_bytes)
+            check_variant(variant, program.all_weights_bytes)
         map_weights(folder, program)
-        weights = _stored_weights(folder / WEIGHTS_FILE)
     except Exception as error:  # a damaged file makes any of the readers raise anything
         raise CacheError(
             f"ggml: the engine of {component} in {folder} does not open: {error}"
         ) from error
+    stored = copy_weights(folder, program, out / WEIGHTS_FILE)
+    program = msgspec.structs.replace(program, weights_digest=layout_digest(stored))
+    weights = _stored_weights(out / WEIGHTS_FILE)
     version = engine.request.runtime.removeprefix("ggml ").split("-")[0]
     texts = program_texts(program, weights, component=component, ggml_version=version)
     (out / FOLDER).mkdir()
@@ -47,7 +51,6 @@ def write_program(engine: Engine, out: Path) -> None:
         texts[f"{FOLDER}/{path.name}"] = path.read_text(encoding="utf-8")
     for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8", newline="\n")
-    shutil.copyfile(folder / WEIGHTS_FILE, out / WEIGHTS_FILE)
 
 
 def program_texts(

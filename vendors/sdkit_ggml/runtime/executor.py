@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -125,7 +125,7 @@ class Executor:
         library: Library,
         device: OfferedDevice,
         program: Program,
-        weights: memoryview,
+        weights: Sequence[memoryview],
         *,
         threads: int,
     ) -> None:
@@ -135,7 +135,8 @@ class Executor:
             library: The loaded ggml.
             device: Of that library.
             program: Checked (`check_variant`).
-            weights: The data section of the weights file, mapped; kept for as long as it is used.
+            weights: The data sections of the weights files, mapped; kept for as long as they are
+                used. Operands address them as if they lay one behind the other.
             threads: On a processor.
 
         Raises:
@@ -152,7 +153,7 @@ class Executor:
         try:
             if device.kind == "cpu":
                 self._set_threads(threads)
-            self._load_weights(program.weights_bytes)
+            self._parts = list(self._loaded(weights))
             refusals = []
             for variant in suited(program, device):
                 refused = self._build(variant)
@@ -228,9 +229,16 @@ class Executor:
         g.ggml_backend_buffer_set_usage(buffer, usage)
         return int(buffer)
 
-    def _load_weights(self, size: int) -> None:
-        g = self._g
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self._weights))
+    def _loaded(self, weights: Sequence[memoryview]) -> Iterator[tuple[int, int]]:
+        """Yields where each file's weights begin for the program, and their buffer."""
+        start = 0
+        for part in weights:
+            yield start, self._load(part)
+            start += len(part)
+
+    def _load(self, weights: memoryview) -> int:
+        g, size = self._g, len(weights)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(weights))
         if self._device.kind == "cpu" and self._device.has_host_memory and address % 64 == 0:
             # Mapped, not copied: the page cache holds the one copy of all processes.
             buffer = g.ggml_backend_dev_buffer_from_host_ptr(
@@ -239,17 +247,17 @@ class Executor:
             if buffer:
                 self._buffers.append(buffer)
                 g.ggml_backend_buffer_set_usage(buffer, USAGE_WEIGHTS)
-                self._weight_buffer = int(buffer)
-                return
-        self._weight_buffer = self._buffer(size, USAGE_WEIGHTS)
+                return int(buffer)
+        target = self._buffer(size, USAGE_WEIGHTS)
         context = g.ggml_init(InitParams(2 * g.ggml_tensor_overhead() + 1024, None, True))
         whole = g.ggml_new_tensor_4d(context, BYTES_TYPE, size, 1, 1, 1)
-        base = g.ggml_backend_buffer_get_base(self._weight_buffer)
-        g.ggml_backend_tensor_alloc(self._weight_buffer, whole, base)
+        base = g.ggml_backend_buffer_get_base(target)
+        g.ggml_backend_tensor_alloc(target, whole, base)
         for at in range(0, size, UPLOAD_BYTES):
             part = min(UPLOAD_BYTES, size - at)
             g.ggml_backend_tensor_set(whole, address + at, at, part)
         g.ggml_free(context)
+        return target
 
     def _build(self, variant: Variant) -> list[str]:
         """Builds the graph; returns what the device does not support, then having built nothing."""
@@ -260,7 +268,7 @@ class Executor:
         if not context:
             raise RunError(f"ggml: no {size} bytes for a graph of {nodes} nodes")
         arena = self._buffer(variant.arena_bytes + GUARD_BYTES, USAGE_COMPUTE)
-        builder = _Builder(g, context, variant, self._weight_buffer, arena)
+        builder = _Builder(g, context, variant, self._parts, arena)
         graph = g.ggml_new_graph_custom(context, 2 * nodes, False)
         refused = []
         exposed = read_in_part(variant)
@@ -291,15 +299,17 @@ class _Builder:
     """Makes tensors of ggml for the operands of a variant."""
 
     def __init__(
-        self, library: Library, context: int, variant: Variant, weights: int, arena: int
+        self,
+        library: Library,
+        context: int,
+        variant: Variant,
+        weights: Sequence[tuple[int, int]],
+        arena: int,
     ) -> None:
         self._g = library
         self._context = context
         self._variant = variant
-        self._places = {
-            "w": (weights, library.ggml_backend_buffer_get_base(weights)),
-            "a": (arena, library.ggml_backend_buffer_get_base(arena)),
-        }
+        self._places = {"w": weights, "a": [(0, arena)]}
         self._results: dict[int, int] = {}
         self._leaves: dict[int, int] = {}
 
@@ -347,8 +357,11 @@ class _Builder:
         return self._leaves[index]
 
     def _place(self, tensor: int, operand: Operand) -> None:
-        buffer, base = self._places[operand.space]
-        self._g.ggml_backend_tensor_alloc(buffer, tensor, base + operand.offset)
+        start, buffer = next(
+            one for one in reversed(self._places[operand.space]) if one[0] <= operand.offset
+        )
+        base = self._g.ggml_backend_buffer_get_base(buffer)
+        self._g.ggml_backend_tensor_alloc(buffer, tensor, base + operand.offset - start)
 
 
 def read_in_part(variant: Variant) -> set[int]:

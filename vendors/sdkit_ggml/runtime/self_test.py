@@ -29,7 +29,7 @@ def fault_of(library: Library, device: OfferedDevice) -> str:
     values = np.linspace(-2, 2, ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS)
     expected = _expected(values)
     program = _program(tuple(expected), "cpu" if device.kind == "cpu" else "gpu")
-    executor = Executor(library, device, program, memoryview(bytearray(256)), threads=1)
+    executor = Executor(library, device, program, (memoryview(bytearray(256)),), threads=1)
     try:
         found = executor.run({"x": values})
     finally:

@@ -13,16 +13,15 @@ section 4.1, here along one axis.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from sdkit_ggml.compiler.emitter import Ref, dense_ref
-from sdkit_ggml.compiler.graph import Array, Constant
+from sdkit_ggml.compiler.graph import Constant
 from sdkit_ggml.compiler.layout import Layout, contiguous, strided, take
 from sdkit_ggml.compiler.lowering import Lowering
 from sdkit_ggml.compiler.ops.movement import copy_into, padded
+from sdkit_ggml.compiler.recipes import MIXES, tap
 from sdkit_ggml.compiler.values import Value
 from sdkit_ggml.program import row_bytes
 
@@ -102,11 +101,8 @@ def by_rows(low: Lowering, x: Value, kernel: Filter, kind: str) -> Value:
     kind = "f16" if half else "f32"
     # In float16 the sums of rows would lose digits that single rows do not.
     in_pairs = low.choices.has_winograd and kh == 3 and not half
-    forms = _PAIRED if in_pairs else {f"tap {i}": _tap(i) for i in range(kh)}
-    taps = [
-        low.weight(kernel.weights, form, kind, (kw * c, oc), compute)
-        for form, compute in forms.items()
-    ]
+    forms = tuple(MIXES) if in_pairs else tuple(tap(index) for index in range(kh))
+    taps = [low.weight(kernel.weights, form, kind, (kw * c, oc)) for form in forms]
     x = with_planes(low, x)
     row_cost = wide * (2 * c * row_bytes(kind, 1) + 3 * oc * 4)
     block = max(2, min(out_h, low.choices.block_bytes // row_cost) // 2 * 2)
@@ -168,9 +164,9 @@ def _channels_first(image: Ref) -> Ref:
 def _sum(low: Lowering, turned: _Turned, taps: Sequence[Ref]) -> Value:
     """Adds up one product for each row of the filter."""
     total: Value | None = None
-    for index, tap in enumerate(taps):
+    for index, weights in enumerate(taps):
         start = (turned.first + index) * turned.wide * turned.unit
-        one = _product(low, turned, turned.buffer, start, turned.rows, tap)
+        one = _product(low, turned, turned.buffer, start, turned.rows, weights)
         total = one if total is None else low.binary("add", total, one)
     assert total is not None
     return total
@@ -191,9 +187,9 @@ def _pairs(low: Lowering, turned: _Turned, taps: Sequence[Ref]) -> Value:
             turned.buffer, start, "f32", (width, pairs, 1, 1), (4, step, step * pairs, step * pairs)
         )
 
-    def product(tap: int, operation: str, a: int, b: int) -> Value:
+    def product(which: int, operation: str, a: int, b: int) -> Value:
         mixed = low.emitter.emit(operation, [rows(a), rows(b)], slack_bytes=turned.slack_bytes)
-        return _product(low, turned, mixed.buffer, 0, pairs, taps[tap])
+        return _product(low, turned, mixed.buffer, 0, pairs, taps[which])
 
     m1, m2 = product(1, "add", 1, 2), product(2, "sub", 2, 1)
     oc = m1.shape[1]
@@ -222,7 +218,9 @@ def _pairs(low: Lowering, turned: _Turned, taps: Sequence[Ref]) -> Value:
     return Value(value.buffer, layout)
 
 
-def _product(low: Lowering, turned: _Turned, buffer: int, start: int, rows: int, tap: Ref) -> Value:
+def _product(
+    low: Lowering, turned: _Turned, buffer: int, start: int, rows: int, weights: Ref
+) -> Value:
     """Multiplies patches, which begin at every pixel, with a row of the filter."""
     unit = turned.unit
     count = -(-rows * turned.wide // ROW_MULTIPLE) * ROW_MULTIPLE
@@ -236,35 +234,8 @@ def _product(low: Lowering, turned: _Turned, buffer: int, start: int, rows: int,
     )
     if low.choices.is_dense and turned.kernel_w > 1:
         patches = low.emitter.emit("cont", [patches])
-    ref = low.emitter.emit("mul_mat", [patches, tap])
-    return low.result(ref, planes(1, tap.ne[1], rows, turned.out_w, turned.wide, count))
-
-
-def _tap(index: int) -> Callable[[Array], Array]:
-    def pick(array: Array) -> Array:
-        if array.ndim == 3:
-            array = array[:, :, None, :]
-        return array[:, :, index].transpose(0, 2, 1).reshape(array.shape[0], -1)
-
-    return pick
-
-
-def _mix(weights: Sequence[float]) -> Callable[[Array], Array]:
-    def mix(array: Array) -> Array:
-        rows = [_tap(index)(array).astype(np.float64) for index in range(3)]
-        mixed = sum(weight * row for weight, row in zip(weights, rows, strict=True))
-        return np.asarray(mixed, np.float32)
-
-    return mix
-
-
-_PAIRED = {
-    "pair 0": _mix((1, 0, 0)),
-    "pair 1": _mix((0.5, 0.5, 0.5)),
-    "pair 2": _mix((0.5, -0.5, 0.5)),
-    "pair 3": _mix((0, 0, 1)),
-}
-"""The four filters of F(2, 3), each from the three rows of the real one."""
+    ref = low.emitter.emit("mul_mat", [patches, weights])
+    return low.result(ref, planes(1, weights.ne[1], rows, turned.out_w, turned.wide, count))
 
 
 def with_planes(low: Lowering, x: Value) -> Value:

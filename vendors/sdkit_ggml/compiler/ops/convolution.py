@@ -14,7 +14,7 @@ from sdkit_ggml.compiler.ops.movement import joined, padded
 from sdkit_ggml.compiler.shapes import conv_padding
 from sdkit_ggml.compiler.values import Unsupported, Value
 from sdkit_ggml.instructions import MAX_POOL, MEAN_POOL
-from sdkit_ggml.program import row_bytes
+from sdkit_ggml.program import WeightStep, row_bytes
 
 CHANNEL_MULTIPLE = 8
 """Convolving by rows wants whole vectors a channel: ggml's fast matrix product needs a summed size
@@ -96,7 +96,9 @@ def _in_groups(low: Lowering, x: Value, kernel: Filter, group: int) -> Value:
     parts = []
     for index in range(group):
         start = index * outer
+        step = WeightStep("Slice", tuple(((1,), (at,)) for at in (start, start + outer, 0)))
         weights = kernel.weights.then(
+            step,
             lambda array, start=start: array[start : start + outer],  # type: ignore[misc]
             (outer, *kernel.weights.shape[1:]),
         )
@@ -118,7 +120,7 @@ def _pointwise(low: Lowering, x: Value, kernel: Filter, *, is_channels_last: boo
     n, c, h, w = x.shape
     oc = kernel.shape[0]
     kind = fitting(low.choices.matrix_type, c) if is_channels_last else "f32"
-    table = low.weight(kernel.weights, "", kind, (c, oc), lambda array: array.reshape(oc, c))
+    table = low.weight(kernel.weights, "", kind, (c, oc))
     rows = low.flat(Value(x.buffer, transpose(x.layout, (0, 2, 3, 1))), (c, n * h * w))
     if is_channels_last:
         ref = low.emitter.emit("mul_mat", [table, rows])
@@ -135,9 +137,7 @@ def _by_columns(low: Lowering, x: Value, kernel: Filter, kind: str) -> Value:
     half = int(kind == "f16")
     kind = "f16" if half else "f32"
     inner = c * kh * kw
-    table = low.weight(
-        kernel.weights, "columns", kind, (inner, oc), lambda array: array.reshape(oc, inner)
-    )
+    table = low.weight(kernel.weights, "", kind, (inner, oc))
     n, _, h, w = x.shape
     out_h = (h + top + bottom - d1 * (kh - 1) - 1) // s1 + 1
     out_w = (w + left + right - d0 * (kw - 1) - 1) // s0 + 1

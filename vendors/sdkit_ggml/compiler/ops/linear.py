@@ -12,6 +12,7 @@ from sdkit_ggml.compiler.emitter import Ref
 from sdkit_ggml.compiler.graph import Constant
 from sdkit_ggml.compiler.layout import Layout, expand, merge_rows, refine, transpose
 from sdkit_ggml.compiler.lowering import Lowering
+from sdkit_ggml.compiler.recipes import PLAIN, TRANSPOSED
 from sdkit_ggml.compiler.shapes import einsum_letters
 from sdkit_ggml.compiler.values import Unsupported, Value
 from sdkit_ggml.program import TYPES
@@ -95,10 +96,9 @@ def by_weights(low: Lowering, x: Value, weights: Constant, *, is_transposed: boo
     kind = fitting(low.choices.matrix_type, inner)
     table = low.weight(
         weights,
-        "" if is_transposed else "transposed",
+        PLAIN if is_transposed else TRANSPOSED,
         kind,
         (inner, outer),
-        (lambda array: array) if is_transposed else (lambda array: array.T),
     )
     rows = x.layout.size // inner
     ref = low.emitter.emit("mul_mat", [table, low.flat(x, (inner, rows))])

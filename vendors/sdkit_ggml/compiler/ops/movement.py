@@ -187,7 +187,7 @@ def _gather_fed(low: Lowering, x: str, indices: str, axis: int) -> Value:
     if constant is not None and axis == 0:
         width = math.prod(constant.shape[1:])
         kind = low.choices.matrix_type if width % 32 == 0 else "f32"
-        table = low.weight(constant, "", kind, (width, constant.shape[0]), lambda array: array)
+        table = low.weight(constant, "", kind, (width, constant.shape[0]))
         ref = low.emitter.emit("get_rows", [table, ids])
         return low.fresh(ref, (*shape, *constant.shape[1:]))
     value = low.value(x)
@@ -231,9 +231,7 @@ def rows_of(low: Lowering, value: Value, axis: int, indices: Any) -> Value:
     """Returns chosen indices of an axis, in any order; `indices`: a one-dimensional array."""
     moved = _front(value, axis)
     rest = moved.shape[1:]
-    ids = low.weight(
-        Constant.of(np.asarray(indices, np.int32)), "", "i32", (len(indices),), lambda array: array
-    )
+    ids = low.weight(Constant.of(np.asarray(indices, np.int32)), "", "i32", (len(indices),))
     ref = low.emitter.emit("get_rows", [low.flat(moved, (math.prod(rest), moved.shape[0])), ids])
     found = low.fresh(ref, (len(indices), *rest))
     return _at(
