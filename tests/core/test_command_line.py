@@ -1,5 +1,6 @@
 """What the program does at its edges: closed streams, full devices, odd folders, Ctrl-C."""
 
+import json
 import os
 import signal
 import subprocess
@@ -131,3 +132,15 @@ def test_ctrl_c_says_so_and_leaves_nothing(pipeline, tmp_path):
     assert process.wait() == 130
     assert rest.endswith("cancelled; nothing half-built is left\n")
     assert not list((home / "tmp").iterdir())
+
+
+def test_explaining_a_build_shows_what_its_vendor_says_and_a_dash_for_the_rest(pipeline, tmp_path):
+    command = ["--home", tmp_path / "home", *build(pipeline), "--explain"]
+    done = run(*command)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    heads = [index for index, line in enumerate(lines) if "compute buffer" in line]
+    assert len(heads) == 1
+    assert lines[heads[0] + 2].split() == ["unet", "-", "-", "-", "-"]
+    rows = json.loads(run(*command, "--json").stdout)["build"]["components"]
+    assert [row["explained"]["nodes"] for row in rows] == [None, None, None]
