@@ -44,7 +44,7 @@ from .workers import Workers
 
 log = logging.getLogger(__name__)
 
-REMEMBERED_ERRORS = (CompileError, NumericError, WorkerError, RunError)
+REMEMBERED_ERRORS = (CompileError, NumericError, WorkerError, CacheError, RunError)
 UNCHECKED = ("unchecked", "unchecked-target")
 
 
@@ -208,6 +208,8 @@ class ComponentBuilder:
         try:
             yield
         except REMEMBERED_ERRORS as error:
+            if getattr(error, "concerns_store", False):
+                raise
             self._require_room(request)
             if not getattr(error, "was_killed", False):
                 failures.remember(request, device, error)

@@ -14,15 +14,13 @@ import pytest
 
 from sdkit_dispatch import reference
 from sdkit_dispatch.build import Builder
-from sdkit_dispatch.cache import EngineStore, explain
+from sdkit_dispatch.cache import explain
 from sdkit_dispatch.component_build import (
-    BuildTools,
     ComponentBuilder,
     build_request,
     wanted,
 )
-from sdkit_dispatch.config import Config
-from sdkit_dispatch.contract import Device, GenerateRequest, Plan, Progress, no_report
+from sdkit_dispatch.contract import Plan, Progress, no_report
 from sdkit_dispatch.detect.absent import absent_device
 from sdkit_dispatch.errors import (
     CacheError,
@@ -30,87 +28,14 @@ from sdkit_dispatch.errors import (
     CompileError,
     NoVendorError,
     NumericError,
-    VendorEnvError,
     WorkerError,
 )
-from sdkit_dispatch.failures import Failures
 from sdkit_dispatch.pipeline_files import read_pipeline
 from sdkit_dispatch.reference import Reference
-from sdkit_dispatch.workers import Workers
 from sdkit_null import SPEC
-from toy_pipeline import SIDE_PX, make_toy_pipeline
+from toy_bench import CPU, REQUEST
 
-CPU = Device(id="cpu", kind="cpu", maker="unknown", name="a processor")
-REQUEST = GenerateRequest(prompt="", width_px=SIDE_PX, height_px=SIDE_PX, steps=2, guidance=3.0)
-
-
-@pytest.fixture(autouse=True)
-def null_is_the_reference(monkeypatch):
-    """A bare machine has no ONNX Runtime; the null vendor evaluates graphs correctly."""
-    monkeypatch.setattr(reference, "VENDOR", "null")
-    monkeypatch.setattr(reference, "OPTIONS", {})
-
-
-@pytest.fixture
-def pipeline(tmp_path: Path) -> Path:
-    return make_toy_pipeline(tmp_path / "pipeline", external=True)
-
-
-class Bench:
-    """A store and a builder in a folder of their own, and workers."""
-
-    def __init__(self, home: Path, workers: Workers) -> None:
-        self.store = EngineStore(home)
-        self.workers = workers
-
-    def plan(self, **options: object) -> Plan:
-        plan = self.workers.probe(SPEC, CPU, None, options)
-        assert isinstance(plan, Plan)
-        return plan
-
-    def builder(self, **settings: object) -> Builder:
-        def never(spec, report):
-            raise VendorEnvError("not in this test")
-
-        tools = BuildTools(
-            store=self.store,
-            workers=self.workers,
-            reference=Reference(store=self.store, workers=self.workers, device=CPU),
-            failures=Failures(self.store.home),
-            **settings,
-        )
-        return Builder(tools, install=never)
-
-    def want(self, folder: Path, request: GenerateRequest = REQUEST):
-        return wanted(read_pipeline(folder), request, token_chunks=1, memo=self.store.memo)
-
-    def leftovers(self) -> list[Path]:
-        folder = self.store.home / "tmp"
-        return list(folder.iterdir()) if folder.exists() else []
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    """Workers for all tests, and a home in which the reference was recorded."""
-    folder = tmp_path_factory.mktemp("shared")
-    with pytest.MonkeyPatch.context() as patch, new_workers(folder / "home") as workers:
-        patch.setattr(reference, "VENDOR", "null")
-        patch.setattr(reference, "OPTIONS", {})
-        bench = Bench(folder / "home", workers)
-        pipeline = make_toy_pipeline(folder / "pipeline", external=True)
-        bench.builder().build(bench.want(pipeline), [bench.plan()], no_report)
-        yield bench
-
-
-def new_workers(home: Path) -> Workers:
-    return Workers(home=home, config=Config(), specs={"null": SPEC})
-
-
-@pytest.fixture
-def bench(tmp_path, shared):
-    home = tmp_path / "home"
-    shutil.copytree(shared.store.home / "references", home / "references")
-    return Bench(home, shared.workers)
+pytestmark = pytest.mark.usefixtures("null_is_the_reference")
 
 
 def test_second_build_is_a_hit_and_starts_nothing(bench, pipeline, monkeypatch):
@@ -377,7 +302,7 @@ BUILD = textwrap.dedent(
     sys.path += [sys.argv[1], sys.argv[1] + "/core"]
     from sdkit_dispatch import reference
     reference.VENDOR, reference.OPTIONS = "null", {}
-    from test_build import Bench, new_workers
+    from toy_bench import Bench, new_workers
     home = Path(sys.argv[2])
     bench = Bench(home, new_workers(home))
     def report(progress):
