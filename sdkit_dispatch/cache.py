@@ -35,7 +35,7 @@ from .contract import (
 )
 from .errors import CacheError, PipelineError
 from .pipeline_files import file_digest
-from .whole_file import write_whole
+from .whole_file import read_note, write_note
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 4 << 20
@@ -51,6 +51,7 @@ class Verdict:
     Attributes:
         metrics: Output name -> metric name -> value, the worst over all checked inputs.
         limits: Metric name -> the value that was allowed.
+        device: Where it was checked: id and driver.
     """
 
     status: VerdictStatus
@@ -58,6 +59,7 @@ class Verdict:
     reference: str = ""
     metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     limits: Mapping[str, float] = field(default_factory=dict)
+    device: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,17 +312,14 @@ class EngineStore:
 
     def later_verdict(self, key: str, device: str) -> Verdict | None:
         """Returns what the gate said of an unchecked engine when `device` first loaded it."""
-        try:
-            text = self._later_note(key, device).read_text(encoding="utf-8")
-            return record_from_json(Verdict, json.loads(text))
-        except (OSError, ValueError, RecursionError):
-            return None
+        with contextlib.suppress(ValueError):
+            return record_from_json(Verdict, read_note(self._later_note(key, device)))
+        return None
 
     def keep_later_verdict(self, key: str, device: str, verdict: Verdict) -> None:
         """Remembers it beside the engine, which is never modified; losing it costs a check."""
         with contextlib.suppress(OSError):
-            text = json.dumps(record_to_json(verdict))
-            write_whole(self._later_note(key, device), text.encode())
+            write_note(self._later_note(key, device), record_to_json(verdict))
 
     def _later_note(self, key: str, device: str) -> Path:
         name = hashlib.sha256(device.encode()).hexdigest()[:16]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from .contract import BuildRequest, Device, record_from_json, record_to_json
 from .errors import ERROR_KINDS, DispatchError
-from .whole_file import write_whole
+from .whole_file import read_note, write_note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class Failures:
             at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         with suppress(OSError):  # no loss: it will fail again
-            write_whole(self._file(request, device), json.dumps(record_to_json(failure)).encode())
+            write_note(self._file(request, device), record_to_json(failure))
 
     def recall(self, request: BuildRequest, device: Device) -> Failure | None:
         """Returns the remembered failure of `request` on `device`, if there is one."""
@@ -92,6 +92,6 @@ class Failures:
 
 def _read(path: Path) -> Failure | None:
     try:
-        return record_from_json(Failure, json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError):
+        return record_from_json(Failure, read_note(path))
+    except ValueError:
         return None

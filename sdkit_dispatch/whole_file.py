@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -24,3 +27,22 @@ def write_whole(path: Path, data: bytes) -> None:
     except BaseException:
         Path(partial).unlink(missing_ok=True)
         raise
+
+
+def write_note(path: Path, value: Any) -> None:  # Any: JSON data
+    """Writes JSON data behind its own sha256.
+
+    Raises:
+        OSError: The disk is full or read-only; nothing is left behind.
+    """
+    data = json.dumps(value).encode()
+    write_whole(path, hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
+
+
+def read_note(path: Path) -> Any:  # Any: JSON data
+    """Returns what `write_note` wrote; None if there is nothing, or it is damaged."""
+    try:
+        digest, _, data = path.read_bytes().partition(b"\n")
+    except OSError:
+        return None
+    return json.loads(data) if hashlib.sha256(data).hexdigest().encode() == digest else None
