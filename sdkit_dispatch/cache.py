@@ -35,7 +35,7 @@ from .contract import (
 )
 from .errors import CacheError, PipelineError
 from .pipeline_files import file_digest
-from .whole_file import read_note, write_note
+from .whole_file import read_note, sweep_partials, write_note
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 4 << 20
@@ -265,10 +265,10 @@ class EngineStore:
             shutil.rmtree(folder, ignore_errors=True)
 
     def sweep(self) -> int:
-        """Removes what killed builders of any key left in `tmp`; returns how many folders."""
+        """Removes what killed processes left: folders in `tmp`, files half written; how many."""
         import filelock
 
-        removed = 0
+        removed = sum(sweep_partials(place) for place in (self.home / "references", self.memo))
         for leftover in list(self._tmp.glob("*-*")):
             key = leftover.name.partition("-")[0]
             lock = filelock.FileLock(self._locks / f"{key}.lock")

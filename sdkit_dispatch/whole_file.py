@@ -6,8 +6,12 @@ import hashlib
 import json
 import os
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+PARTIAL_S = 3600.0
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -27,6 +31,20 @@ def write_whole(path: Path, data: bytes) -> None:
     except BaseException:
         Path(partial).unlink(missing_ok=True)
         raise
+
+
+def sweep_partials(folder: Path) -> int:
+    """Removes what killed writers left below a folder; returns how many files.
+
+    A younger one may still be written to: nothing takes longer than `PARTIAL_S`.
+    """
+    removed = 0
+    for partial in list(folder.rglob("*.tmp")):
+        with suppress(OSError):
+            if time.time() - partial.stat().st_mtime > PARTIAL_S:
+                partial.unlink()
+                removed += 1
+    return removed
 
 
 def write_note(path: Path, value: Any) -> None:  # Any: JSON data

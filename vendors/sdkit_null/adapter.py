@@ -83,7 +83,7 @@ class NullAdapter:
             vendor="null",
             device=device,
             precision=precision or "fp32",
-            target=chosen.target,
+            target=chosen.target.replace("{driver}", device.driver),
             runtime=RUNTIME,
             options=asdict(chosen),
             reasons=("it was named: the null vendor is never chosen by itself",),

@@ -53,7 +53,7 @@ class NullOptions:
         only_precision: The fault shows in engines of this precision only; empty for all.
         only_on: The fault shows on devices of this kind only; empty for all.
         compile_steps: How many times `compile` reports progress.
-        target: What engines claim to be bound to.
+        target: What engines claim to be bound to; "{driver}" in it is the device's.
         holds_weights: Engines hold their weights, a file a tensor, as most vendors' do; else they
             read those of the pipeline.
     """
