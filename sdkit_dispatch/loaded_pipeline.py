@@ -22,7 +22,7 @@ from .component_build import (
 )
 from .contract import Arrays, GenerateRequest, Plan, Report, record_to_json
 from .diffusion.shapes import count_token_chunks
-from .errors import ConfigError, DispatchError, WorkerError
+from .errors import CacheError, ConfigError, DispatchError, NumericError, WorkerError
 from .pipeline_files import Pipeline
 from .whole_file import write_whole
 from .workers import Workers
@@ -142,6 +142,7 @@ class LoadedPipeline:
     memory_budget_bytes: int | None = None
     machine_memory_bytes: int | None = None
     _steps: list[Step] = field(default_factory=list)
+    _discarded: set[str] = field(default_factory=set)
 
     def generate(
         self,
@@ -176,6 +177,11 @@ class LoadedPipeline:
             try:
                 return self._run(want, built, arrays)
             except LADDER_ERRORS as error:
+                if not isinstance(error, NumericError):
+                    # A device lost in a process is lost to all of it (stable-diffusion.cpp#2015).
+                    self.workers.stop(self.workers.specs[built.plan.vendor])
+                if self._discard_refused(built, error):
+                    continue
                 self._remember(want, built, error)
                 step = failed_step(built.plan, error)
                 must_use_gpu = self.builder.tools.must_use_gpu
@@ -192,6 +198,25 @@ class LoadedPipeline:
         """Stays on the step of the ladder that served: each is tried once."""
         self._steps += built.steps
         self.plans = [built.plan, *self.plans[len(built.steps) + 1 :]]
+
+    def _discard_refused(self, built: BuildResult, error: DispatchError) -> bool:
+        """Takes stored engines that their runtime refuses out of the store: they are built anew.
+
+        It happens once to an engine; True if it did now. Vendors name the folder of an engine
+        that they refuse, and that ends with its key.
+        """
+        refused = {
+            part.engine.key
+            for part in built.components
+            if isinstance(error, CacheError) and part.is_hit and part.engine.key in error.message
+        } - self._discarded
+        store = self.builder.tools.store
+        for key in refused:
+            log.warning("%s; it is built again", error.message)
+            with store.locked(key):
+                store.remove(key)
+        self._discarded |= refused
+        return bool(refused)
 
     def _remember(self, want: Wanted, built: BuildResult, error: DispatchError) -> None:
         # Nothing else: a request can overflow a sound engine, and a config can be wrong.
