@@ -345,6 +345,7 @@ class EngineStore:
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(folder, target)
         _flush(target.parent)
+        self._removed.discard(manifest.key)
         self._hold(Entry(key=manifest.key, folder=target, manifest=manifest))
 
     def later_verdict(self, key: str, device: str) -> Verdict | None:
