@@ -205,18 +205,18 @@ class LoadedPipeline:
         It happens once to an engine; True if it did now. Vendors name the folder of an engine
         that they refuse, and that ends with its key.
         """
-        refused = {
-            part.engine.key
-            for part in built.components
-            if isinstance(error, CacheError) and part.is_hit and part.engine.key in error.message
-        } - self._discarded
+        refused = {part.engine.key for part in _refused(built, error) if part.is_hit}
         store = self.builder.tools.store
-        for key in refused:
-            log.warning("%s; it is built again", error.message)
-            with store.locked(key):
-                store.remove(key)
+        try:
+            for key in refused - self._discarded:
+                log.warning("%s; it is built again", error.message)
+                with store.locked(key):
+                    store.remove(key)
+        except OSError:  # a store that cannot be written: the next step serves
+            return False
+        is_new = bool(refused - self._discarded)
         self._discarded |= refused
-        return bool(refused)
+        return is_new
 
     def _remember(self, want: Wanted, built: BuildResult, error: DispatchError) -> None:
         # Nothing else: a request can overflow a sound engine, and a config can be wrong.
@@ -224,6 +224,8 @@ class LoadedPipeline:
             spec = self.workers.specs[built.plan.vendor]
             request = build_request(built.plan, spec, want, "unet")
             self.builder.tools.failures.remember(request, built.plan.device, error)
+        for part in _refused(built, error):  # again, though it was built anew: not in every run
+            self.builder.tools.failures.remember(part.engine.request, built.plan.device, error)
 
     def _run(self, want: Wanted, built: BuildResult, arrays: Arrays) -> GenerateAnswer:
         started_s = time.monotonic()
@@ -261,6 +263,13 @@ class LoadedPipeline:
             self.pipeline.components[part.component].weights_bytes for part in built.components
         )
         return budget_bytes is None or needed_bytes <= budget_bytes
+
+
+def _refused(built: BuildResult, error: DispatchError) -> list[ComponentBuild]:
+    """Returns the engines that their runtime would not open."""
+    if not isinstance(error, CacheError):
+        return []
+    return [part for part in built.components if part.engine.key in error.message]
 
 
 def require_writable(path: Path) -> None:

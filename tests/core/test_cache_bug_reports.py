@@ -162,7 +162,8 @@ def test_rocm_onnxruntime_235_shapes_of_the_same_digits_do_not_collide():
 def test_comfyui_upscaler_tensorrt_22_a_version_mismatch_is_rebuilt_once_and_never_in_a_loop(
     dispatcher, pipeline
 ):
-    loaded = dispatcher.load(pipeline, UNCHECKED)
+    options = {"compile_steps": 5}  # engines of its own: what it leaves behind is a failure
+    loaded = loaded_with(dispatcher, pipeline, options)
     key = loaded.generate("a fox", steps=1).facts()["engines"]["unet"]
     tamper(dispatcher.store, key, of_an_older_version)
     dispatcher.workers.stop(SPEC)
@@ -176,8 +177,9 @@ def test_comfyui_upscaler_tensorrt_22_a_version_mismatch_is_rebuilt_once_and_nev
     # Were it refused again in spite of that, it would be said and not built in a loop.
     tamper(dispatcher.store, key, of_an_older_version)
     dispatcher.workers.stop(SPEC)
-    with pytest.raises(CacheError, match=r"null 0\.1"):
-        loaded.generate("a fox", steps=1)
+    for again, words in ((loaded, r"null 0\.1"), (None, "not tried again")):
+        with pytest.raises(CacheError, match=words):
+            (again or loaded_with(dispatcher, pipeline, options)).generate("a fox", steps=1)
 
 
 def test_amd_shark_studio_1156_a_restart_serves_no_wrong_engine_and_clearing_clears(

@@ -30,7 +30,7 @@ def test_a_note_with_any_bit_flipped_or_cut_anywhere_is_none(tmp_path):
 
 
 def test_what_a_killed_writer_left_is_swept_once_it_is_old(tmp_path, monkeypatch):
-    def killed(*arguments):
+    def killed(*arguments, **settings):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
