@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import os
 import shutil
@@ -47,7 +46,7 @@ from .store_manifest import (
 )
 from .store_use import Hold, forget_use, hold_engine, record_use, unused_engine
 from .temporary_home import TemporaryHome
-from .whole_file import write_whole
+from .whole_file import read_note, sweep_partials, write_note
 
 __all__ = [
     "MANIFEST",
@@ -88,6 +87,7 @@ class EngineStore:
         self.home = home
         self._shared = tuple(shared)
         self._holds: dict[str, Hold] = {}
+        self._removed: set[str] = set()
         self._refuge: TemporaryHome | None = None
 
     @property
@@ -123,7 +123,7 @@ class EngineStore:
         """
         for home in self.homes:
             entry = self._read(home, request.key)
-            if entry is None:
+            if entry is None or (entry.is_shared and entry.key in self._removed):
                 continue
             if not entry.damage and not self._hold(entry):
                 continue  # it is being removed right now
@@ -299,10 +299,10 @@ class EngineStore:
             shutil.rmtree(folder, ignore_errors=True)
 
     def sweep(self) -> int:
-        """Removes what killed builders of any key left in `tmp`; returns how many folders."""
+        """Removes what killed processes left: folders in `tmp`, files half written; how many."""
         import filelock
 
-        removed = 0
+        removed = sum(sweep_partials(place) for place in (self.home / "references", self.memo))
         for leftover in list(self._tmp.glob("*-*")):
             key = leftover.name.partition("-")[0]
             lock = filelock.FileLock(self.locks / f"{key}.lock")
@@ -358,21 +358,19 @@ class EngineStore:
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(folder, target)
         _flush(target.parent)
+        self._removed.discard(manifest.key)
         self._hold(Entry(key=manifest.key, folder=target, manifest=manifest))
 
     def later_verdict(self, key: str, device: str) -> Verdict | None:
         """Returns what the gate said of an unchecked engine when `device` first loaded it."""
-        try:
-            text = self._later_note(key, device).read_text(encoding="utf-8")
-            return record_from_json(Verdict, json.loads(text))
-        except (OSError, ValueError, RecursionError):
-            return None
+        with contextlib.suppress(ValueError):
+            return record_from_json(Verdict, read_note(self._later_note(key, device)))
+        return None
 
     def keep_later_verdict(self, key: str, device: str, verdict: Verdict) -> None:
         """Remembers it beside the engine, which is never modified; losing it costs a check."""
         with contextlib.suppress(OSError):
-            text = json.dumps(record_to_json(verdict))
-            write_whole(self._later_note(key, device), text.encode())
+            write_note(self._later_note(key, device), record_to_json(verdict))
 
     def _later_note(self, key: str, device: str) -> Path:
         name = hashlib.sha256(device.encode()).hexdigest()[:16]
@@ -381,10 +379,13 @@ class EngineStore:
     def remove(self, key: str) -> bool:
         """Takes an entry of ours out of the store by one rename; False if there was none.
 
+        One of a shared store stays where it is, and is not handed out to this process any more.
+
         Raises:
             OSError: It cannot be moved: the store is read-only, or (Windows) it is in use.
         """
         self._let_go(key)
+        self._removed.add(key)
         folder = self.folder(key)
         is_there = os.path.lexists(folder)
         if is_there:

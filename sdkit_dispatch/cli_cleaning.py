@@ -129,7 +129,7 @@ def seconds_from_text(text: str) -> float:
 
 
 def bytes_from_text(text: str) -> int:
-    """Returns the bytes that "500MB", "20GB" or "1TB" are; 1 MB is 10**6.
+    """Returns the bytes that "500MB", "20GB" or "0" are; 1 MB is 10**6.
 
     Raises:
         ConfigError: It is something else.
@@ -140,7 +140,9 @@ def bytes_from_text(text: str) -> int:
 def _amount(option: str, text: str, units: dict[str, float] | dict[str, int]) -> float:
     from .errors import ConfigError
 
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) *([a-z]+)", text.strip().lower())
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) *([a-z]*)", text.strip().lower())
+    if found is not None and not float(found[1]) and not found[2]:
+        return 0.0  # nothing is the same in every unit
     if found is None or found[2] not in units:
         raise ConfigError(
             f"{option} is '{text}'; it is a number and one of {', '.join(units)}",

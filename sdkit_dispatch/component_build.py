@@ -32,6 +32,7 @@ from .diffusion.shapes import component_shapes
 from .errors import (
     CacheError,
     CompileError,
+    DispatchError,
     NumericError,
     RunError,
     VendorEnvError,
@@ -54,7 +55,7 @@ log = logging.getLogger(__name__)
 LEAST_ROOM_BYTES = 1 << 20
 """With less than this a disk is full while a build is under way: a vendor that wanted to write a
 larger piece failed, and left what it had written."""
-REMEMBERED_ERRORS = (CompileError, NumericError, WorkerError, RunError)
+REMEMBERED_ERRORS = (CompileError, NumericError, WorkerError, CacheError, RunError)
 UNCHECKED = ("unchecked", "unchecked-target")
 
 
@@ -189,6 +190,8 @@ class ComponentBuilder:
         trace: TracebackType | None,
     ) -> None:
         self._stack.close()
+        if isinstance(error, DispatchError):  # a device lost in a process is lost to all of it
+            self._tools.workers.stop(self._spec)
 
     def preflight(self, names: Iterable[str]) -> Forecast | None:
         """Says what will be built and what it takes; None if nothing need be built.
@@ -262,6 +265,8 @@ class ComponentBuilder:
         try:
             yield
         except REMEMBERED_ERRORS as error:
+            if getattr(error, "concerns_store", False):
+                raise
             if not getattr(error, "was_killed", False):
                 failures.remember(request, device, error)
             raise
@@ -347,21 +352,26 @@ class ComponentBuilder:
     def _gated(self, found: tuple[Engine, Manifest], device: Device) -> tuple[Engine, Manifest]:
         """Runs the gate on a stored engine that has not passed it, where that can be done now.
 
-        It was built for a device elsewhere, with --no-check, or without a reference at hand. The
-        entry is not modified; the verdict is kept beside it.
+        It was built for a device elsewhere, with --no-check, or without a reference at hand; or it
+        was checked on another device or driver, which says nothing of this one. The entry is not
+        modified; the verdict is kept beside it.
 
         Raises:
             NumericError: It computes wrong numbers.
         """
         engine, manifest = found
-        is_due = manifest.verdict.status in UNCHECKED and self._tools.must_check
-        if device.is_absent or not is_due:
+        where, known = place_of(device), manifest.verdict
+        is_due = known.status in UNCHECKED or known.device != where
+        if device.is_absent or not is_due or not self._tools.must_check:
             return found
-        store, where = self._tools.store, f"{device.id} {device.driver}"
+        store = self._tools.store
         verdict, facts = store.later_verdict(engine.key, where), manifest.facts
         if verdict is None:
             if self._recording() is None:
-                return found
+                if known.status in UNCHECKED:
+                    return found
+                reason = f"checked on {known.device or 'an unknown device'} only"
+                return engine, replace(manifest, verdict=Verdict(status="unchecked", reason=reason))
             verdict, facts = self._checked(engine, device)
             store.keep_later_verdict(engine.key, where, verdict)
         require_passed(verdict, engine.request.component, engine.request.vendor)
@@ -445,7 +455,7 @@ class ComponentBuilder:
             engine.request.precision, self._want.pipeline.components[component].dtype
         )
         verdict = judge(cases, outputs, limits, reference=recording.reference)
-        return verdict, session.facts
+        return replace(verdict, device=place_of(device)), session.facts
 
     def _recording(self) -> Recording | None:
         """Returns the reference's recording; asked for once, also if it cannot be had."""
@@ -473,6 +483,11 @@ class ComponentBuilder:
             self._report(replace(progress, phase=f"{request.vendor}: {progress.phase}"))
 
         return report
+
+
+def place_of(device: Device) -> str:
+    """Returns what a verdict is valid for: the device and its driver."""
+    return f"{device.id} {device.driver}".rstrip()
 
 
 def require_as_planned(request: BuildRequest, facts: Mapping[str, str]) -> None:

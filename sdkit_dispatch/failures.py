@@ -17,7 +17,7 @@ from pathlib import Path
 
 from .contract import BuildRequest, Device, Plan, record_from_json, record_to_json
 from .errors import ERROR_KINDS, DispatchError
-from .whole_file import write_whole
+from .whole_file import read_note, write_note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class Failures:
             key=request.key,
         )
         with suppress(OSError):  # no loss: it will fail again
-            write_whole(self._file(request, device), json.dumps(record_to_json(failure)).encode())
+            write_note(self._file(request, device), record_to_json(failure))
 
     def recall(self, request: BuildRequest, device: Device) -> Failure | None:
         """Returns the remembered failure of `request` on `device`, if there is one."""
@@ -113,6 +113,6 @@ def standing(
 
 def _read(path: Path) -> Failure | None:
     try:
-        return record_from_json(Failure, json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError):
+        return record_from_json(Failure, read_note(path))
+    except ValueError:
         return None

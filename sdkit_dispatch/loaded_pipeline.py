@@ -22,7 +22,7 @@ from .component_build import (
 )
 from .contract import Arrays, GenerateRequest, Plan, Report, record_to_json
 from .diffusion.shapes import count_token_chunks
-from .errors import ConfigError, DispatchError, WorkerError
+from .errors import CacheError, ConfigError, DispatchError, NumericError, WorkerError
 from .pipeline_files import Pipeline
 from .whole_file import write_whole
 from .workers import Workers
@@ -142,6 +142,7 @@ class LoadedPipeline:
     memory_budget_bytes: int | None = None
     machine_memory_bytes: int | None = None
     _steps: list[Step] = field(default_factory=list)
+    _discarded: set[str] = field(default_factory=set)
 
     def generate(
         self,
@@ -176,6 +177,11 @@ class LoadedPipeline:
             try:
                 return self._run(want, built, arrays)
             except LADDER_ERRORS as error:
+                if not isinstance(error, NumericError):
+                    # A device lost in a process is lost to all of it (stable-diffusion.cpp#2015).
+                    self.workers.stop(self.workers.specs[built.plan.vendor])
+                if self._discard_refused(built, error):
+                    continue
                 self._remember(want, built, error)
                 step = failed_step(built.plan, error)
                 must_use_gpu = self.builder.tools.must_use_gpu
@@ -193,12 +199,33 @@ class LoadedPipeline:
         self._steps += built.steps
         self.plans = [built.plan, *self.plans[len(built.steps) + 1 :]]
 
+    def _discard_refused(self, built: BuildResult, error: DispatchError) -> bool:
+        """Takes stored engines that their runtime refuses out of the store: they are built anew.
+
+        It happens once to an engine; True if it did now. Vendors name the folder of an engine
+        that they refuse, and that ends with its key.
+        """
+        refused = {part.engine.key for part in _refused(built, error) if part.is_hit}
+        store = self.builder.tools.store
+        try:
+            for key in refused - self._discarded:
+                log.warning("%s; it is built again", error.message)
+                with store.locked(key):
+                    store.remove(key)
+        except OSError:  # a store that cannot be written: the next step serves
+            return False
+        is_new = bool(refused - self._discarded)
+        self._discarded |= refused
+        return is_new
+
     def _remember(self, want: Wanted, built: BuildResult, error: DispatchError) -> None:
         # Nothing else: a request can overflow a sound engine, and a config can be wrong.
         if isinstance(error, WorkerError) and error.was_lost:
             spec = self.workers.specs[built.plan.vendor]
             request = build_request(built.plan, spec, want, "unet")
             self.builder.tools.failures.remember(request, built.plan.device, error)
+        for part in _refused(built, error):  # again, though it was built anew: not in every run
+            self.builder.tools.failures.remember(part.engine.request, built.plan.device, error)
 
     def _run(self, want: Wanted, built: BuildResult, arrays: Arrays) -> GenerateAnswer:
         started_s = time.monotonic()
@@ -236,6 +263,13 @@ class LoadedPipeline:
             self.pipeline.components[part.component].weights_bytes for part in built.components
         )
         return budget_bytes is None or needed_bytes <= budget_bytes
+
+
+def _refused(built: BuildResult, error: DispatchError) -> list[ComponentBuild]:
+    """Returns the engines that their runtime would not open."""
+    if not isinstance(error, CacheError):
+        return []
+    return [part for part in built.components if part.engine.key in error.message]
 
 
 def require_writable(path: Path) -> None:

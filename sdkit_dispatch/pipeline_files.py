@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from .contract import SCHEMA_VERSION
 from .errors import PipelineError
 from .pipeline_config import check_configs
-from .whole_file import write_whole
+from .whole_file import read_note, write_note
 
 if TYPE_CHECKING:
     import onnx
@@ -402,13 +402,10 @@ def _memo_file(memo: Path | None, path: Path) -> Path | None:
 
 
 def _read_memo(note: Path | None, mark: list[int]) -> Any:  # Any: JSON data
-    if note is None:
-        return None
-    try:
-        saved = json.loads(note.read_text(encoding="utf-8"))
+    saved: Any = None if note is None else read_note(note)
+    with suppress(KeyError, TypeError):
         return saved["value"] if saved["mark"] == mark else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+    return None
 
 
 def _write_memo(note: Path | None, mark: list[int], value: Any) -> None:
@@ -416,4 +413,4 @@ def _write_memo(note: Path | None, mark: list[int], value: Any) -> None:
     if note is None:
         return
     with suppress(OSError):
-        write_whole(note, json.dumps({"mark": mark, "value": value}).encode())
+        write_note(note, {"mark": mark, "value": value})

@@ -31,7 +31,7 @@ def siblings_of(store: EngineStore, request: BuildRequest, *, onnx: Path) -> tup
     """
     found = []
     for entry in store.entries():
-        if entry.manifest is None or entry.damage:
+        if entry.manifest is None or entry.damage or entry.is_shared:
             continue
         other = entry.manifest.request
         is_same = {

@@ -27,6 +27,7 @@ class Verdict:
     Attributes:
         metrics: Output name -> metric name -> value, the worst over all checked inputs.
         limits: Metric name -> the value that was allowed.
+        device: Where it was checked: id and driver.
     """
 
     status: VerdictStatus
@@ -34,6 +35,7 @@ class Verdict:
     reference: str = ""
     metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     limits: Mapping[str, float] = field(default_factory=dict)
+    device: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

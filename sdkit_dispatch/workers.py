@@ -26,7 +26,7 @@ from .detect.processor import processor_features
 from .env import Environment, resolve
 from .errors import VendorEnvError, WorkerError
 from .native.builds import built_variables
-from .whole_file import write_whole
+from .whole_file import read_note, write_note
 from .worker_client import WorkerClient
 from .worker_process import WorkerSettings
 
@@ -230,16 +230,13 @@ def _newest_source(spec: VendorSpec) -> int:
 
 
 def _read_note(note: Path, question: list[Any]) -> Plan | None:  # Any: JSON data
-    try:
-        saved = json.loads(note.read_text(encoding="utf-8"))
+    saved = read_note(note)
+    with suppress(ValueError, KeyError, TypeError):
         if saved["question"] == json.loads(json.dumps(question)):
             return record_from_json(Plan, saved["plan"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
     return None
 
 
 def _write_note(note: Path, question: list[Any], plan: Plan) -> None:  # Any: JSON data
-    text = json.dumps({"question": question, "plan": record_to_json(plan)})
     with suppress(OSError):  # no loss: it will be asked again
-        write_whole(note, text.encode())
+        write_note(note, {"question": question, "plan": record_to_json(plan)})

@@ -16,20 +16,11 @@ from sdkit_dispatch import reference
 from sdkit_dispatch.build import Builder
 from sdkit_dispatch.cache import EngineStore
 from sdkit_dispatch.component_build import (
-    BuildTools,
     ComponentBuilder,
     build_request,
     wanted,
 )
-from sdkit_dispatch.config import Config
-from sdkit_dispatch.contract import (
-    Device,
-    GenerateRequest,
-    Plan,
-    Progress,
-    no_report,
-    record_to_json,
-)
+from sdkit_dispatch.contract import GenerateRequest, Plan, Progress, no_report, record_to_json
 from sdkit_dispatch.detect.absent import absent_device
 from sdkit_dispatch.errors import (
     CacheError,
@@ -37,88 +28,15 @@ from sdkit_dispatch.errors import (
     CompileError,
     NoVendorError,
     NumericError,
-    VendorEnvError,
     WorkerError,
 )
-from sdkit_dispatch.failures import Failures
 from sdkit_dispatch.pipeline_files import read_pipeline
 from sdkit_dispatch.reference import Reference
 from sdkit_dispatch.store_explain import explain
-from sdkit_dispatch.workers import Workers
 from sdkit_null import SPEC
-from toy_pipeline import SIDE_PX, make_toy_pipeline
+from toy_bench import CPU, REQUEST
 
-CPU = Device(id="cpu", kind="cpu", maker="unknown", name="a processor")
-REQUEST = GenerateRequest(prompt="", width_px=SIDE_PX, height_px=SIDE_PX, steps=2, guidance=3.0)
-
-
-@pytest.fixture(autouse=True)
-def null_is_the_reference(monkeypatch):
-    """A bare machine has no ONNX Runtime; the null vendor evaluates graphs correctly."""
-    monkeypatch.setattr(reference, "VENDOR", "null")
-    monkeypatch.setattr(reference, "OPTIONS", {})
-
-
-@pytest.fixture
-def pipeline(tmp_path: Path) -> Path:
-    return make_toy_pipeline(tmp_path / "pipeline", external=True)
-
-
-class Bench:
-    """A store and a builder in a folder of their own, and workers."""
-
-    def __init__(self, home: Path, workers: Workers) -> None:
-        self.store = EngineStore(home)
-        self.workers = workers
-
-    def plan(self, **options: object) -> Plan:
-        plan = self.workers.probe(SPEC, CPU, None, options)
-        assert isinstance(plan, Plan)
-        return plan
-
-    def builder(self, **settings: object) -> Builder:
-        def never(spec, report):
-            raise VendorEnvError("not in this test")
-
-        tools = BuildTools(
-            store=self.store,
-            workers=self.workers,
-            reference=Reference(store=self.store, workers=self.workers, device=CPU),
-            failures=Failures(self.store.home),
-            **settings,
-        )
-        return Builder(tools, install=never)
-
-    def want(self, folder: Path, request: GenerateRequest = REQUEST):
-        return wanted(read_pipeline(folder), request, token_chunks=1, memo=self.store.memo)
-
-    def leftovers(self) -> list[Path]:
-        folder = self.store.home / "tmp"
-        return list(folder.iterdir()) if folder.exists() else []
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    """Workers for all tests, and a home in which the reference was recorded."""
-    folder = tmp_path_factory.mktemp("shared")
-    with pytest.MonkeyPatch.context() as patch, new_workers(folder / "home") as workers:
-        patch.setattr(reference, "VENDOR", "null")
-        patch.setattr(reference, "OPTIONS", {})
-        bench = Bench(folder / "home", workers)
-        pipeline = make_toy_pipeline(folder / "pipeline", external=True)
-        bench.builder().build(bench.want(pipeline), [bench.plan()], no_report)
-        yield bench
-
-
-def new_workers(home: Path) -> Workers:
-    return Workers(home=home, config=Config(), specs={"null": SPEC})
-
-
-@pytest.fixture
-def bench(tmp_path, shared):
-    home = tmp_path / "home"
-    shutil.copytree(shared.store.home / "references", home / "references")
-    return Bench(home, shared.workers)
+pytestmark = pytest.mark.usefixtures("null_is_the_reference")
 
 
 def test_second_build_is_a_hit_and_starts_nothing(bench, pipeline, monkeypatch):
@@ -285,7 +203,9 @@ def test_a_reference_that_cannot_serve_costs_no_compile_and_is_asked_once(
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3])
-def test_long_prompts_are_checked_too(bench, pipeline, chunks):
+def test_comfyui_tensorrt_42_the_token_axis_is_in_the_key_in_multiples_of_77(
+    bench, pipeline, chunks
+):
     want = wanted(read_pipeline(pipeline), REQUEST, token_chunks=chunks, memo=bench.store.memo)
     assert want.shapes["unet"]["encoder_hidden_states"][1] == 77 * chunks
     built = bench.builder().build(want, [bench.plan()], no_report)
@@ -347,7 +267,7 @@ def written_files(home: Path) -> list[Path]:
     return [path for path in (home / "tmp").rglob("*") if path.is_file()]
 
 
-def test_cancelling_leaves_nothing_half_written(bench, pipeline):
+def test_amdmigraphx_4164_a_cancelled_build_leaves_nothing_half_written(bench, pipeline):
     def cancel_in_unet(progress: Progress) -> None:
         if is_half_written(progress):
             assert written_files(bench.store.home)
@@ -385,7 +305,7 @@ BUILD = textwrap.dedent(
     sys.path += [sys.argv[1], sys.argv[1] + "/core"]
     from sdkit_dispatch import reference
     reference.VENDOR, reference.OPTIONS = "null", {}
-    from test_build import Bench, new_workers
+    from toy_bench import Bench, new_workers
     home = Path(sys.argv[2])
     bench = Bench(home, new_workers(home))
     def report(progress):
@@ -407,17 +327,34 @@ def start_build(home: Path, pipeline: Path, *, steps: int = 3) -> subprocess.Pop
     )
 
 
-def test_two_builds_at_once_compile_once(tmp_path, pipeline):
-    builds = [start_build(tmp_path / "home", pipeline) for _ in range(2)]
+def test_wyoming_whisper_trt_1017_onnxruntime_10412_two_processes_repair_an_entry_once(
+    tmp_path, pipeline
+):
+    """The UNet is damaged, the rest is missing: each is built by one, and waited for by the other.
+
+    The report of onnxruntime has two processes that fill one cache at once.
+    """
+    home = tmp_path / "home"
+    start_build(home, pipeline).communicate()
+    store = EngineStore(home)
+    for entry in list(store.entries()):
+        if entry.manifest.request.component == "unet":
+            os.truncate(entry.folder / "graph.onnx", 100)
+        else:
+            store.remove(entry.key)
+    builds = [start_build(home, pipeline) for _ in range(2)]
     outputs = [build.communicate()[0] for build in builds]
     assert [build.returncode for build in builds] == [0, 0]
     for component in ("text_encoder", "unet", "vae_decoder"):
         assert sum(f"null: compile {component} None\n" in text for text in outputs) == 1
     hits = sorted(word for text in outputs for word in text.partition("HITS ")[2].split())
     assert hits == ["text_encoder", "unet", "vae_decoder"]
+    assert [store.verify(entry) for entry in store.entries()] == [""] * 3
 
 
-def test_the_whole_caller_killed_in_a_build_leaves_a_store_that_works(tmp_path, pipeline, bench):
+def test_darktable_21208_a_build_whose_caller_is_killed_leaves_no_half_entry(
+    tmp_path, pipeline, bench
+):
     build = start_build(bench.store.home, pipeline, steps=LONG)
     for line in build.stdout:
         if line.startswith("null: compile unet 0.0") and not line.endswith(" 0.0\n"):

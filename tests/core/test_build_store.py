@@ -20,29 +20,24 @@ from sdkit_dispatch.store_explain import explain_entry
 from sdkit_dispatch.store_layout import UNWRITABLE
 from sdkit_null import SPEC
 from store_examples import REQUEST, publish, state_of
-from test_build import (  # noqa: F401 - fixtures
-    CPU,
-    Bench,
-    bench,
-    null_is_the_reference,
-    pipeline,
-    shared,
-)
+from toy_bench import CPU, Bench
+
+pytestmark = pytest.mark.usefixtures("null_is_the_reference")
 
 GPU = Device(
     id="pci:0000:01:00.0", kind="discrete", maker="nvidia", name="A card", pci_address="01:00.0"
 )
 
 
-def build(bench, pipeline, report=no_report, *, options=None, **settings):  # noqa: F811
+def build(bench, pipeline, report=no_report, *, options=None, **settings):
     plan = bench.plan(**(options or {}))
     return bench.builder(**settings).build(bench.want(pipeline), [plan], report)
 
 
-def test_a_home_that_cannot_exist_builds_without_keeping_and_warns(shared, pipeline, caplog):  # noqa: F811
+def test_a_home_that_cannot_exist_builds_and_keeps_nothing(recorded_bench, pipeline, caplog):
     if not sys.platform.startswith("linux"):
         pytest.skip("needs /proc, in which nobody can make a folder")
-    lone = Bench(Path("/proc/no-home"), shared.workers)
+    lone = Bench(Path("/proc/no-home"), recorded_bench.workers)
     result = build(lone, pipeline, must_check=False)
     assert not result.is_stored
     assert "not kept" in caplog.text
@@ -68,8 +63,8 @@ def fail_to_write_below_mock(monkeypatch, home: Path, error: OSError) -> None:
 
 
 def test_a_store_that_cannot_be_written_still_serves_what_it_has(
-    bench,  # noqa: F811
-    pipeline,  # noqa: F811
+    bench,
+    pipeline,
     monkeypatch,
 ):
     build(bench, pipeline)
@@ -92,8 +87,8 @@ def test_a_full_disk_and_a_missing_permission_are_nobody_s_mistake():
 
 
 def test_a_disk_that_is_too_small_is_named_with_numbers(
-    bench,  # noqa: F811
-    pipeline,  # noqa: F811
+    bench,
+    pipeline,
     monkeypatch,
     caplog,
 ):
@@ -107,7 +102,7 @@ def test_a_disk_that_is_too_small_is_named_with_numbers(
     bench.store.close()
 
 
-def test_a_build_says_beforehand_what_it_takes(bench, pipeline):  # noqa: F811
+def test_a_build_says_beforehand_what_it_takes(bench, pipeline):
     phases = []
     first = build(bench, pipeline, lambda progress: phases.append(progress.phase))
     assert first.forecast.components == ("text_encoder", "unet", "vae_decoder")
@@ -124,7 +119,7 @@ def test_a_build_says_beforehand_what_it_takes(bench, pipeline):  # noqa: F811
     assert "about" in str(other.forecast)
 
 
-def test_a_store_over_its_quota_evicts_what_is_not_in_use_and_says_so(bench, pipeline, caplog):  # noqa: F811
+def test_a_store_over_its_quota_evicts_what_is_not_in_use_and_says_so(bench, pipeline, caplog):
     first = build(bench, pipeline)
     with caplog.at_level(logging.WARNING):
         second = build(bench, pipeline, options={"compile_steps": 4}, quota_bytes=1)
@@ -135,7 +130,7 @@ def test_a_store_over_its_quota_evicts_what_is_not_in_use_and_says_so(bench, pip
     assert all(f"{key[:12]}" in caplog.text for key in old)
 
 
-def test_an_engine_that_a_worker_has_open_is_not_evicted(bench, pipeline):  # noqa: F811
+def test_an_engine_that_a_worker_has_open_is_not_evicted(bench, pipeline):
     built = build(bench, pipeline).components[0]
     session = bench.workers.client(SPEC).load(built.engine, CPU)
     bench.store.let_go()
@@ -144,7 +139,7 @@ def test_an_engine_that_a_worker_has_open_is_not_evicted(bench, pipeline):  # no
     assert bench.store.evict(built.engine.key)
 
 
-def test_a_build_waits_for_the_other_build_of_the_host_and_says_for_which(bench, pipeline):  # noqa: F811
+def test_a_build_waits_for_the_other_build_of_the_host_and_says_for_which(bench, pipeline):
     def cancel(progress):
         if progress.phase.startswith("wait for another build"):
             raise CancelledByUser(progress.phase)
@@ -159,7 +154,7 @@ def test_a_build_waits_for_the_other_build_of_the_host_and_says_for_which(bench,
         assert not build(bench, pipeline, cancel, parallel_builds=2).is_hit
 
 
-def test_a_stored_engine_is_explained_beside_its_nearest(bench, pipeline):  # noqa: F811
+def test_a_stored_engine_is_explained_beside_its_nearest(bench, pipeline):
     first = build(bench, pipeline).components[1]
     assert explain_entry(bench.store, bench.store.read(first.engine.key)).nearest == ""
     other = build(bench, pipeline, options={"compile_steps": 4}).components[1]
@@ -174,14 +169,14 @@ def test_a_stored_engine_is_explained_beside_its_nearest(bench, pipeline):  # no
 
 
 @pytest.fixture
-def dispatcher(bench):  # noqa: F811
+def dispatcher(bench):
     """A dispatcher on the bench's home; its workers are its own."""
     with Dispatcher(home=bench.store.home) as running:
         running._devices = [CPU]
         yield running
 
 
-def test_a_deep_check_tells_right_wrong_and_unknown_engines_apart(bench, pipeline, dispatcher):  # noqa: F811
+def test_a_deep_check_tells_right_wrong_and_unknown_engines_apart(bench, pipeline, dispatcher):
     right = build(bench, pipeline)
     drift = {"fault": "drift", "only_component": "unet"}
     wrong = build(bench, pipeline, options=drift, must_check=False)
@@ -196,7 +191,7 @@ def test_a_deep_check_tells_right_wrong_and_unknown_engines_apart(bench, pipelin
     assert len(found) == 6
 
 
-def test_a_deep_check_says_what_it_could_not_check_and_why(bench, pipeline, dispatcher):  # noqa: F811
+def test_a_deep_check_says_what_it_could_not_check_and_why(bench, pipeline, dispatcher):
     unet = build(bench, pipeline).components[1]
     for note in (bench.store.home / "references").rglob("*.json"):
         note.unlink()
@@ -215,7 +210,7 @@ def test_a_deep_check_says_what_it_could_not_check_and_why(bench, pipeline, disp
     assert (unknown.status, "not part of" in unknown.message) == ("unknown", True)
 
 
-def test_require_gpu_makes_the_step_to_the_cpu_an_error_of_its_own(dispatcher, pipeline, tmp_path):  # noqa: F811
+def test_require_gpu_makes_the_step_to_the_cpu_an_error_of_its_own(dispatcher, pipeline, tmp_path):
     profile = tmp_path / "bad.yaml"
     profile.write_text("options: {null: {fault: compile_error}}\n")
     dispatcher._devices = [GPU, CPU]
@@ -233,7 +228,7 @@ def test_require_gpu_makes_the_step_to_the_cpu_an_error_of_its_own(dispatcher, p
         dispatcher.build(pipeline, gpu_only)
 
 
-def test_a_plan_shows_the_failures_that_still_count(bench, pipeline, dispatcher):  # noqa: F811
+def test_a_plan_shows_the_failures_that_still_count(bench, pipeline, dispatcher):
     with pytest.raises(CompileError):
         build(bench, pipeline, options={"fault": "compile_error"})
     report = dispatcher.plan_report(Choice(vendor="null"))
@@ -248,7 +243,7 @@ def test_a_plan_shows_the_failures_that_still_count(bench, pipeline, dispatcher)
     assert standing(known, [CPU], [replace(other, runtime="null 99")]) == ()
 
 
-def test_engines_of_a_shared_store_serve_a_build(bench, pipeline, tmp_path):  # noqa: F811
+def test_engines_of_a_shared_store_serve_a_build(bench, pipeline, tmp_path):
     build(bench, pipeline)
     before = state_of(bench.store.home / "engines")
     mine = Bench(tmp_path / "mine", bench.workers)

@@ -40,10 +40,11 @@ def loaded_with(dispatcher, pipeline, *options):
     return loaded
 
 
-def test_changed_weights_are_used_by_a_worker_that_already_runs(dispatcher, pipeline):
+def test_tensorrt_3628_weights_a_b_a_in_a_worker_that_already_runs(dispatcher, pipeline):
     before = dispatcher.load(pipeline, NULL).generate("a fox", steps=2)
     data = pipeline / "unet" / "model.onnx_data"
-    weights = np.frombuffer(data.read_bytes(), np.float32).copy()
+    first = data.read_bytes()
+    weights = np.frombuffer(first, np.float32).copy()
     weights[:144] *= -1  # the kernel; the integers behind it stay
     model = onnx.load(pipeline / "unet" / "model.onnx", load_external_data=False)
     assert model.graph.initializer[0].name == "kernel"
@@ -54,6 +55,10 @@ def test_changed_weights_are_used_by_a_worker_that_already_runs(dispatcher, pipe
     with Dispatcher(home=dispatcher.home) as fresh:
         alone = fresh.load(pipeline, NULL).generate("a fox", steps=2)
     np.testing.assert_array_equal(after.latents, alone.latents)
+    data.write_bytes(first)
+    third = dispatcher.load(pipeline, NULL).generate("a fox", steps=2)
+    np.testing.assert_array_equal(third.latents, before.latents)
+    np.testing.assert_array_equal(third.images, before.images)
 
 
 def test_changed_settings_are_used_by_a_worker_that_already_runs(dispatcher, pipeline):

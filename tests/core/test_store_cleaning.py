@@ -140,7 +140,9 @@ def test_ages_are_read(text, seconds):
     assert seconds_from_text(text) == seconds
 
 
-@pytest.mark.parametrize(("text", "size"), [("20GB", 20 * 10**9), ("1.5 tb", 1500 * 10**9)])
+@pytest.mark.parametrize(
+    ("text", "size"), [("20GB", 20 * 10**9), ("1.5 tb", 1500 * 10**9), ("0", 0)]
+)
 def test_sizes_are_read(text, size):
     assert bytes_from_text(text) == size
 

@@ -117,7 +117,6 @@ def test_an_engine_of_a_shared_store_is_a_hit_and_nothing_is_written_there(own, 
     (entry,) = own.entries()
     assert entry.is_shared
     assert own.verify(entry) == ""
-    assert not own.remove(REQUEST.key)
     assert not own.evict(REQUEST.key)
     publish(own, replace(REQUEST, runtime="null 2"))
     assert {entry.is_shared for entry in own.entries()} == {True, False}
@@ -140,6 +139,13 @@ def test_a_bad_engine_of_a_shared_store_is_a_miss(own, system, caplog, harm):
         assert "is not used" in caplog.text
     publish(own)
     assert look_up(own)[0].folder == str(own.folder(REQUEST.key))
+
+
+def test_a_shared_engine_that_was_refused_is_not_handed_out_again_by_this_process(own, system):
+    assert look_up(own) is not None
+    assert not own.remove(REQUEST.key)
+    assert look_up(own) is None
+    assert look_up(EngineStore(own.home, shared=[system.home])) is not None
 
 
 def test_ones_own_engine_comes_first(own):

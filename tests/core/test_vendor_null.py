@@ -20,7 +20,7 @@ from sdkit_dispatch.errors import (
 )
 from sdkit_null import SPEC
 from sdkit_null.adapter import NullAdapter
-from sdkit_null.faults import DRIFT
+from sdkit_null.faults import DRIFT, show_fault
 
 DEVICE = Device(id="cpu", kind="cpu", maker="amd", name="the processor")
 WEIGHT = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -199,3 +199,44 @@ def test_a_crash_waits_for_its_stage() -> None:
 
 def test_talking_on_stdout_goes_past_python() -> None:
     assert "talks on stdout" in run_in_a_process("print_to_stdout", "load").stdout
+
+
+def test_an_engine_may_hold_its_weights_in_files_of_its_own(graph: Path, tmp_path: Path) -> None:
+    engine = engine_for(graph, tmp_path / "out", holds_weights=True)
+    assert (tmp_path / "out" / "weights-0.bin").read_bytes() == WEIGHT.tobytes()
+    graph.write_bytes(b"the pipeline is not needed any more")
+    np.testing.assert_array_equal(outputs_of(engine)["y"], np.ones((2, 3), np.float32) @ WEIGHT)
+
+
+def test_winml_cli_217_an_engine_of_another_version_is_refused_with_both_names(
+    graph: Path, tmp_path: Path
+) -> None:
+    engine = engine_for(graph, tmp_path / "out")
+    note = tmp_path / "out" / "engine.json"
+    note.write_text(note.read_text().replace(engine.request.runtime, "null 0.1"))
+    with pytest.raises(CacheError, match=rf"null 0\.1.*{engine.request.runtime}"):
+        outputs_of(engine)
+
+
+@pytest.mark.parametrize("stage", ["compile", "load", "run"])
+def test_memory_runs_out_where_it_is_asked_to(stage: str) -> None:
+    with pytest.raises(MemoryError, match=stage):
+        show_fault(f"out_of_memory_on_{stage}", stage, "unet")  # type: ignore[arg-type]
+
+
+def test_a_lost_device_is_lost_to_the_whole_process(graph: Path, tmp_path: Path) -> None:
+    healthy = engine_for(graph, tmp_path / "healthy")
+    adapter = NullAdapter()
+    session = adapter.load(engine_for(graph, tmp_path / "out", fault="device_lost"), DEVICE)
+    with pytest.raises(RunError, match="lost"):
+        session.run({"x": np.ones((2, 3), np.float32)})
+    with pytest.raises(RunError, match="lost"):
+        adapter.load(healthy, DEVICE)
+    assert NullAdapter().load(healthy, DEVICE)
+
+
+def test_a_fault_can_be_kept_to_one_kind_of_device(graph: Path, tmp_path: Path) -> None:
+    engine = engine_for(graph, tmp_path / "out", fault="load_error", only_on="discrete")
+    assert NullAdapter().load(engine, DEVICE)
+    with pytest.raises(CacheError, match="as asked"):
+        NullAdapter().load(engine, replace(DEVICE, kind="discrete"))

@@ -482,3 +482,16 @@ def test_the_real_wheel_would_run_on_the_processor_if_it_were_asked_loosely() ->
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("['CPUExecutionProvider']")
     assert RUNTIME.startswith("onnxruntime-migraphx ")
+
+
+def test_the_version_of_the_library_is_in_the_key(
+    stub: StubProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The provider's own key holds the version that it was built against, not the one that runs."""
+    targets = []
+    for version in ("migraphx=2.15.0", "migraphx=2.16.0"):
+        monkeypatch.setattr(migraphx, "versions", lambda libraries, version=version: version)
+        plan = MigraphxAdapter().plan(CARD, None, {})
+        assert isinstance(plan, Plan)
+        targets.append(plan.target)
+    assert targets == ["gfx1201;migraphx=2.15.0", "gfx1201;migraphx=2.16.0"]

@@ -11,6 +11,6 @@ SPEC = VendorSpec(
     extra="",
     adapter="sdkit_null.adapter:NullAdapter",
     device_kinds=("cpu", "integrated", "discrete", "npu"),
-    revision=1,
+    revision=2,
     rank=None,
 )

@@ -11,7 +11,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx.external_data_helper import load_external_data_for_model
+from onnx import numpy_helper
+from onnx.external_data_helper import (
+    load_external_data_for_model,
+    set_external_data,
+    write_external_data_tensors,
+)
 from onnx.reference import ReferenceEvaluator
 
 from sdkit_dispatch.contract import (
@@ -40,6 +45,7 @@ from sdkit_null.faults import (
     wait_for_cancel,
 )
 
+RUNTIME = f"null {onnx.__version__}"
 GRAPH_FILE = "graph.onnx"
 SPECS_FILE = "engine.json"
 
@@ -49,12 +55,18 @@ class NullAdapter:
 
     Attributes:
         threads: Has no effect: numpy decides.
+        has_lost_device: By the fault "device_lost"; only a new process gets a device back.
     """
 
     threads: int | None = None
+    has_lost_device = False
+
+    def _require_device(self) -> None:
+        if self.has_lost_device:
+            raise RunError("null: this process has lost the device")
 
     def probe(self, device: Device) -> str | Rejection:
-        return f"null {onnx.__version__}"
+        return RUNTIME
 
     def plan(
         self, device: Device, precision: Precision | None, options: Mapping[str, Any]
@@ -73,8 +85,8 @@ class NullAdapter:
             vendor="null",
             device=device,
             precision=precision or "fp32",
-            target=chosen.target,
-            runtime=f"null {onnx.__version__}",
+            target=chosen.target.replace("{driver}", device.driver),
+            runtime=RUNTIME,
             options=asdict(chosen),
             ranges=plan_ranges(chosen.profiles),
             reasons=("it was named: the null vendor is never chosen by itself",),
@@ -91,7 +103,8 @@ class NullAdapter:
         siblings: Sequence[Engine] = (),
     ) -> None:
         options = options_from_mapping(NullOptions, "null", request.options)
-        fault = active_fault(options, request)
+        fault = active_fault(options, request, device)
+        self._require_device()
         phase = f"compile {request.component}"
         report(Progress(phase=phase, fraction=0.0))
         model = make_static(onnx, request.shapes)
@@ -100,33 +113,48 @@ class NullAdapter:
             wait_for_cancel(report, phase)
         inputs = tuple(static_spec(value) for value in free_inputs(model.graph))
         outputs = _output_specs(model, onnx.parent, inputs)
-        # External weights stay where they are: `load` finds them through `engine.onnx`.
+        if options.holds_weights:
+            _move_weights(model, onnx.parent, out)
+        # Other external weights stay where they are: `load` finds them through `engine.onnx`.
         kept = read_graph(onnx) if request.component in options.profiles else model
         (out / GRAPH_FILE).write_bytes(kept.SerializeToString(deterministic=True))
-        specs = {"inputs": [asdict(s) for s in inputs], "outputs": [asdict(s) for s in outputs]}
+        specs = {
+            "runtime": RUNTIME,
+            "inputs": [asdict(spec) for spec in inputs],
+            "outputs": [asdict(spec) for spec in outputs],
+        }
         (out / SPECS_FILE).write_text(json.dumps(specs, indent=1))
         for step in range(options.compile_steps):
             report(Progress(phase=phase, fraction=(step + 1) / options.compile_steps))
 
     def load(self, engine: Engine, device: Device) -> NullSession:
         request = engine.request
-        fault = active_fault(options_from_mapping(NullOptions, "null", request.options), request)
+        options = options_from_mapping(NullOptions, "null", request.options)
+        fault = active_fault(options, request, device)
+        self._require_device()
         show_fault(fault, "load", request.component)
         folder = Path(engine.folder)
         try:
             specs = json.loads((folder / SPECS_FILE).read_text())
+            built_by = specs["runtime"]
             inputs, outputs = (_specs_from_json(specs[side]) for side in ("inputs", "outputs"))
             model = read_graph(folder / GRAPH_FILE)
+            weights = folder if options.holds_weights else Path(engine.onnx).parent
             if engine.opened_at is not None:
                 model = make_static(folder / GRAPH_FILE, engine.shapes)
                 inputs = tuple(static_spec(value) for value in free_inputs(model.graph))
-                outputs = _output_specs(model, Path(engine.onnx).parent, inputs)
-            evaluator = _evaluator(model, Path(engine.onnx).parent)
+                outputs = _output_specs(model, weights, inputs)
+            evaluator = _evaluator(model, weights)
         except (OSError, ValueError, KeyError, TypeError, PipelineError) as error:
             raise CacheError(
                 f"null: the engine of {request.component} in {folder} does not open: {error}"
             ) from error
-        return NullSession(evaluator, inputs, outputs, request, device, fault)
+        if built_by != RUNTIME:
+            raise CacheError(
+                f"null: the engine of {request.component} in {folder} was built by {built_by}; "
+                f"this is {RUNTIME}"
+            )
+        return NullSession(self, evaluator, inputs, outputs, request, device, fault)
 
 
 class NullSession:
@@ -134,6 +162,7 @@ class NullSession:
 
     def __init__(
         self,
+        adapter: NullAdapter,
         evaluator: ReferenceEvaluator,
         inputs: tuple[TensorSpec, ...],
         outputs: tuple[TensorSpec, ...],
@@ -147,6 +176,7 @@ class NullSession:
             {"device": device.name, "precision": request.precision, "runtime": request.runtime}
         )
         self._evaluator: ReferenceEvaluator | None = evaluator
+        self._adapter = adapter
         self._component = request.component
         self._fault = fault
 
@@ -154,6 +184,7 @@ class NullSession:
         check_feeds(self.inputs, feeds)
         if self._evaluator is None:
             raise RunError(f"null: the session of {self._component} is closed")
+        self._adapter.has_lost_device |= self._fault == "device_lost"
         show_fault(self._fault, "run", self._component)
         arrays = _evaluate(self._evaluator, feeds)
         # A copy: an output of the evaluator may be a view of a feed or of a weight.
@@ -164,6 +195,15 @@ class NullSession:
 
     def close(self) -> None:
         self._evaluator = None
+
+
+def _move_weights(model: onnx.ModelProto, weights_folder: Path, out: Path) -> None:
+    """Writes every weight to a file of its own in `out`; `model` then refers to those."""
+    load_external_data_for_model(model, str(weights_folder))
+    for index, tensor in enumerate(model.graph.initializer):
+        tensor.raw_data = numpy_helper.to_array(tensor).tobytes()
+        set_external_data(tensor, f"weights-{index}.bin")
+    write_external_data_tensors(model, str(out))
 
 
 def _evaluator(model: onnx.ModelProto, weights_folder: Path) -> ReferenceEvaluator:

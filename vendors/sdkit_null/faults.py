@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sdkit_dispatch.contract import BuildRequest, Precision, Progress, Report
+from sdkit_dispatch.contract import BuildRequest, Device, DeviceKind, Precision, Progress, Report
 from sdkit_dispatch.errors import CacheError, CompileError, RunError, UnsupportedOpError
 from sdkit_dispatch.graph.size_ranges import Ranges
 
@@ -33,6 +33,10 @@ Fault = Literal[
     "hang_on_compile",
     "hang_on_load",
     "hang_on_run",
+    "out_of_memory_on_compile",
+    "out_of_memory_on_load",
+    "out_of_memory_on_run",
+    "device_lost",
     "wait_for_cancel",
     "print_to_stdout",
 ]
@@ -48,29 +52,38 @@ class NullOptions:
         fault: What goes wrong; "none" is a healthy vendor.
         only_component: The fault shows in this component only; empty for all.
         only_precision: The fault shows in engines of this precision only; empty for all.
+        only_on: The fault shows on devices of this kind only; empty for all.
         compile_steps: How many times `compile` reports progress.
-        target: What engines claim to be bound to.
+        target: What engines claim to be bound to; "{driver}" in it is the device's.
+        holds_weights: Engines hold their weights, a file a tensor, as most vendors' do; else they
+            read those of the pipeline.
         profiles: Component -> the size ranges that its engine serves; else the one that is asked.
     """
 
     fault: Fault = "none"
     only_component: str = ""
     only_precision: Precision | Literal[""] = ""
+    only_on: DeviceKind | Literal[""] = ""
     compile_steps: int = 3
     target: str = ""
     profiles: Mapping[str, tuple[Ranges, ...]] = field(default_factory=dict)
+    holds_weights: bool = False
 
 
-def active_fault(options: NullOptions, request: BuildRequest) -> Fault:
-    """Returns the fault that applies to this component at this precision."""
-    is_meant = options.only_component in ("", request.component)
-    return (
-        options.fault if is_meant and options.only_precision in ("", request.precision) else "none"
+def active_fault(options: NullOptions, request: BuildRequest, device: Device) -> Fault:
+    """Returns the fault that applies to this component at this precision on this device."""
+    is_meant = (
+        options.only_component in ("", request.component)
+        and options.only_precision in ("", request.precision)
+        and options.only_on in ("", device.kind)
     )
+    return options.fault if is_meant else "none"
 
 
 def show_fault(fault: Fault, stage: Stage, subject: str) -> None:
     """Raises, dies, hangs or talks, if `fault` belongs to this stage."""
+    if fault == f"out_of_memory_on_{stage}":
+        raise MemoryError(f"null: no memory in {stage} of {subject}, as asked")
     if fault == f"crash_on_{stage}":
         print(f"null: crashing in {stage} of {subject}, as asked", file=sys.stderr, flush=True)
         os.abort()
@@ -102,6 +115,7 @@ _RAISED: dict[tuple[str, str], tuple[type[Exception], str]] = {
     ("compile", "unsupported_op"): (UnsupportedOpError, "no kernel for: Frobnicate, Wibble"),
     ("load", "load_error"): (CacheError, "the engine does not open, as asked"),
     ("run", "run_error"): (RunError, "the device failed, as asked"),
+    ("run", "device_lost"): (RunError, "the device was lost, as asked"),
 }
 
 _SPOILS: dict[str, Callable[[Array], Array]] = {
