@@ -48,6 +48,8 @@ class BuildResult:
     plan: Plan
     components: tuple[ComponentBuild, ...]
     steps: tuple[Step, ...] = ()
+    checkpoint_sha256: str = ""
+    """Of a checkpoint that the vendor takes as it is: there are no components then."""
 
     @property
     def is_hit(self) -> bool:
@@ -104,8 +106,7 @@ class Builder:
         Raises:
             DispatchError: The vendor cannot be installed, or failed.
         """
-        if plan.state == "installable":
-            plan = self._installed(plan, report)
+        plan = self.confirmed(plan, report)
         try:
             with ComponentBuilder(self.tools, want, plan, report) as bench:
                 return plan, tuple(bench.build(name) for name in want.shapes)
@@ -116,8 +117,14 @@ class Builder:
             self.tools.workers.forget_answers(self.tools.workers.specs[plan.vendor])
             raise
 
-    def _installed(self, plan: Plan, report: Report) -> Plan:
-        """Installs the vendor and confirms the plan with its real runtime."""
+    def confirmed(self, plan: Plan, report: Report) -> Plan:
+        """Returns the plan as its vendor confirms it, which is installed first if it is missing.
+
+        Raises:
+            VendorEnvError: It may not be installed, cannot be, or does not serve after all.
+        """
+        if plan.state != "installable":
+            return plan
         workers = self.tools.workers
         spec = workers.specs[plan.vendor]
         self._install(spec, report)
