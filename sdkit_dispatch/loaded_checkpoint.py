@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
 
 from .build import LADDER_ERRORS, Builder, Step, all_failed, failed_step
 from .checkpoint import Checkpoint, identity
-from .contract import GenerateRequest, Plan, Report, record_to_json
+from .contract import GenerateRequest, Plan, Precision, Report, record_to_json
 from .errors import ConfigError
 from .loaded_pipeline import GenerateAnswer
 from .pipeline_files import file_digest
@@ -84,13 +84,16 @@ class LoadedCheckpoint:
         }
         client = self.workers.client(self.workers.specs[plan.vendor])
         answer = client.generate(params, {}, self.report)
+        ran = answer.result["facts"]
+        if ran["precision"] in get_args(Precision):  # planned before the file was looked into
+            plan = replace(plan, precision=ran["precision"])
         return GenerateAnswer(
             request=request,
             plan=plan,
             images=answer.arrays["images"],
             latents=None,
             seeds=tuple(answer.result["seeds"]),
-            ran={PART: answer.result["facts"]},
+            ran={PART: ran},
             timings={**answer.result["timings"], "total": time.monotonic() - started_s},
             steps=tuple(self._steps),
             components=(),

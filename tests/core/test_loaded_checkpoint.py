@@ -91,6 +91,12 @@ def test_its_facts_say_that_nothing_was_checked_and_why(dispatcher, checkpoint):
     assert answer.unchecked == facts["unchecked"]
 
 
+def test_its_precision_is_what_ran_and_not_what_was_guessed(dispatcher, checkpoint):
+    loaded = with_options(dispatcher.load(checkpoint), {"precision": "fp16"})
+    answer = loaded.generate("a fox", steps=1, **SIZE)
+    assert answer.facts()["precision"] == "fp16"
+
+
 def test_its_own_size_is_drawn_unless_another_is_asked_for(dispatcher, checkpoint):
     request = dispatcher.load(checkpoint).make_request(prompt="a fox")
     assert (request.width_px, request.height_px) == (512, 512)

@@ -31,15 +31,15 @@ class FakePipelineAdapter:
         if options.get("fault") == "unknown":
             raise PipelineError("fake: this kind of model is unknown")
         FakePipelineAdapter.loaded += 1
-        return FakePipelineSession(checkpoint, device)
+        return FakePipelineSession(checkpoint, device, options.get("precision", "fp32"))
 
 
 class FakePipelineSession:
-    def __init__(self, checkpoint, device):
+    def __init__(self, checkpoint, device, precision):
         self.colour = hashlib.sha256(checkpoint.read_bytes()).digest()[:3]
         self.facts = {
             "device": device.name,
-            "precision": "fp32",
+            "precision": precision,
             "loaded": str(FakePipelineAdapter.loaded),
         }
 
