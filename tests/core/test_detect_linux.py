@@ -351,7 +351,7 @@ def test_no_permission_on_kfd_names_the_group_that_owns_it() -> None:
     gpu = detect(probe)[0]
     problem = next(p for p in gpu.problems if p.code == "kfd-denied")
     assert "usermod -aG kvm-render" in problem.hint
-    assert engines(probe, gpu) == ["ggml-vulkan"]
+    assert engines(probe, gpu) == ["ggml-vulkan", "sdcpp-vulkan"]
 
 
 def test_kfd_without_a_render_node_serves_nothing() -> None:
