@@ -13,6 +13,7 @@ from typing import Any, Self
 from . import graph
 from .build import Builder, BuildResult
 from .cache import EngineStore, Entry
+from .checkpoint import Checkpoint, is_checkpoint, read_checkpoint
 from .component_build import BuildTools, ComponentBuilder, Wanted, wanted
 from .config import Config, Profile, home_folder, load_config, load_profile
 from .contract import (
@@ -37,9 +38,10 @@ from .emit import Emitted, emit_component
 from .env import InstallPlan, VendorState, find_vendors, install, plan_install, state
 from .errors import ConfigError, NoVendorError, PipelineError, VendorEnvError
 from .failures import Failures
+from .loaded_checkpoint import LoadedCheckpoint
 from .loaded_pipeline import LoadedPipeline
 from .native.builds import right_build
-from .pipeline_files import Pipeline, read_pipeline
+from .pipeline_files import Pipeline, file_digest, read_pipeline
 from .plan import Decision, check_vendor, explain_rejections, make_plans, unsupported_vendors
 from .plan_report import PlanReport, plan_report
 from .reference import VENDOR as REFERENCE_VENDOR
@@ -193,7 +195,49 @@ class Dispatcher:
         Raises:
             PipelineError: It cannot be read.
         """
-        return read_pipeline(pipeline_folder(pipeline), memo=self.store.memo)
+        folder = pipeline_folder(pipeline)
+        if is_checkpoint(folder):
+            raise self._not_for(folder, "a checkpoint", "checkpoint")
+        return read_pipeline(folder, memo=self.store.memo)
+
+    def read_checkpoint(self, pipeline: str | Path) -> Checkpoint:
+        """Reads the header of a checkpoint.
+
+        Raises:
+            PipelineError: It is none, or damaged.
+        """
+        return read_checkpoint(pipeline_folder(pipeline))
+
+    def _not_for(self, path: Path, what: str, takes: str) -> PipelineError:
+        """Names the vendors that take what another vendor was given."""
+        takers = [name for name, spec in self.specs.items() if spec.takes == takes]
+        if path.is_file():
+            read_checkpoint(path)  # what is wrong with the file comes first
+        return PipelineError(
+            f"'{path}' is {what}; {' and '.join(takers) or 'no vendor'} takes it",
+            f"--vendor {takers[0]}" if takers else "sdkit-dispatch vendors list",
+        )
+
+    def _takes_whole(self, pipeline: str | Path, choice: Choice) -> bool:
+        """True if the pipeline is a checkpoint for a vendor that takes it as it is.
+
+        Raises:
+            PipelineError: The vendor that was chosen takes something else.
+        """
+        path = pipeline_folder(pipeline)
+        spec = self.specs.get(choice.vendor or "")
+        is_file = is_checkpoint(path)
+        if spec is not None and spec.takes == "checkpoint" and not is_file:
+            if not path.exists():
+                read_checkpoint(path)  # raises: it is not there
+            what = "a folder; the checkpoint of a model is one file"
+            raise PipelineError(
+                f"'{path}' is {what}, .safetensors or .gguf, and {spec.name} takes that",
+                "give such a file, or leave --vendor out",
+            )
+        if is_file and spec is not None and spec.takes != "checkpoint":
+            raise self._not_for(path, f"a checkpoint, and {spec.name} takes none", "checkpoint")
+        return is_file
 
     def build(
         self,
@@ -211,6 +255,11 @@ class Dispatcher:
             DispatchError: What every way down the ladder said.
         """
         choice = sample_choice(pipeline, choice or Choice())
+        if self._takes_whole(pipeline, choice):
+            checkpoint = self.read_checkpoint(pipeline)
+            plan = self.builder(choice).confirmed(self._checkpoint_plans(choice)[0], self.report)
+            digest = file_digest(checkpoint.path, memo=self.store.memo)
+            return BuildResult(plan=plan, components=(), checkpoint_sha256=digest)
         want = self._want(pipeline, choice, width_px, height_px, batch)
         return self.builder(choice).build(want, self._plans(choice), self.report)
 
@@ -367,7 +416,11 @@ class Dispatcher:
         """
         self.may_install = False
         if ask is not None:
-            plans = self.plan(sample_choice(pipeline, choice), may_install=True).plans
+            choice = sample_choice(pipeline, choice)
+            if self._takes_whole(pipeline, choice):
+                plans = self._checkpoint_decision(choice, may_install=True).plans
+            else:
+                plans = self.plan(choice, may_install=True).plans
             if plans and plans[0].state == "installable":
                 summaries = [plan.summary for plan in self.install_plans(plans[0].vendor)]
                 self.may_install = ask("\n".join([*summaries, "Install now?"]))
@@ -383,14 +436,29 @@ class Dispatcher:
             raise NoVendorError(explain_rejections(decision), "sdkit-dispatch vendors list")
         return self.specs[decision.plans[0].vendor]
 
-    def load(self, pipeline: str | Path = SAMPLE, choice: Choice | None = None) -> LoadedPipeline:
+    def load(
+        self, pipeline: str | Path = SAMPLE, choice: Choice | None = None
+    ) -> LoadedPipeline | LoadedCheckpoint:
         """Prepares a pipeline for `generate`; engines are built when a request needs them.
+
+        A checkpoint is taken by a vendor that needs no engines.
 
         Raises:
             NoVendorError: No vendor serves; lists every reason.
-            PipelineError: The folder cannot be read.
+            PipelineError: The folder or checkpoint cannot be read.
         """
         choice = sample_choice(pipeline, choice or Choice())
+        if self._takes_whole(pipeline, choice):
+            checkpoint = self.read_checkpoint(pipeline)
+            return LoadedCheckpoint(
+                checkpoint=checkpoint,
+                plans=self._checkpoint_plans(choice),
+                builder=self.builder(choice),
+                workers=self.workers,
+                make_request=partial(self.request, checkpoint, choice),
+                report=self.report,
+                is_strict=self.config.strict,
+            )
         read = self.read(pipeline)
         return LoadedPipeline(
             pipeline=read,
@@ -406,7 +474,7 @@ class Dispatcher:
 
     def request(
         self,
-        pipeline: Pipeline,
+        pipeline: Pipeline | Checkpoint,
         choice: Choice,
         *,
         prompt: str,
@@ -471,6 +539,33 @@ class Dispatcher:
                 "sdkit-dispatch plan",
             )
         return tuple(plan for plan in decision.plans if plan.device in gpus)
+
+    def _checkpoint_plans(self, choice: Choice) -> tuple[Plan, ...]:
+        decision = self._checkpoint_decision(choice)
+        if not decision.plans:
+            raise NoVendorError(explain_rejections(decision), "sdkit-dispatch vendors list")
+        return decision.plans
+
+    def _checkpoint_decision(self, choice: Choice, *, may_install: bool | None = None) -> Decision:
+        """As `plan`, among the vendors that take a checkpoint; these count without being named.
+
+        Raises:
+            PipelineError: There is none.
+        """
+        takers = [spec.name for spec in self.specs.values() if spec.takes == "checkpoint"]
+        names = [choice.vendor] if choice.vendor else takers
+        if not names:
+            raise PipelineError("no vendor takes a checkpoint", "give an exported ONNX pipeline")
+        decisions = [
+            self.plan(replace(choice, vendor=name), may_install=may_install) for name in names
+        ]
+        return Decision(
+            plans=tuple(plan for one in decisions for plan in one.plans),
+            rejections=tuple(
+                no for one in decisions for no in one.rejections if no.vendor in takers
+            ),
+            advice=tuple(dict.fromkeys(text for one in decisions for text in one.advice)),
+        )
 
     def builder(self, choice: Choice) -> Builder:
         """Returns what builds engines as `choice` asks."""
@@ -561,7 +656,9 @@ def sample_choice(pipeline: str | Path, choice: Choice) -> Choice:
     return choice
 
 
-def _own_side_px(pipeline: Pipeline) -> int:
+def _own_side_px(pipeline: Pipeline | Checkpoint) -> int:
+    if isinstance(pipeline, Checkpoint):
+        return pipeline.side_px
     side = pipeline.configs["unet"].get("sample_size")
     if isinstance(side, list) and side:
         side = side[0]

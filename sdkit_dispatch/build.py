@@ -57,6 +57,8 @@ class BuildResult:
     steps: tuple[Step, ...] = ()
     forecast: Forecast | None = None
     evicted: tuple[Removal, ...] = ()
+    checkpoint_sha256: str = ""
+    """Of a checkpoint that the vendor takes as it is: there are no components then."""
 
     @property
     def is_hit(self) -> bool:
@@ -145,8 +147,7 @@ class Builder:
         Raises:
             DispatchError: The vendor cannot be installed, or failed.
         """
-        if plan.state == "installable":
-            plan = self._installed(plan, report)
+        plan = self.confirmed(plan, report)
         store = self.tools.store
         try:
             return self._attempt(want, plan, report, names or tuple(want.shapes))
@@ -189,8 +190,14 @@ class Builder:
                 log.warning("%s was evicted: %s", what, one.reason)
         return tuple(one for one in removals if not one.kept)
 
-    def _installed(self, plan: Plan, report: Report) -> Plan:
-        """Installs the vendor and confirms the plan with its real runtime."""
+    def confirmed(self, plan: Plan, report: Report) -> Plan:
+        """Returns the plan as its vendor confirms it, which is installed first if it is missing.
+
+        Raises:
+            VendorEnvError: It may not be installed, cannot be, or does not serve after all.
+        """
+        if plan.state != "installable":
+            return plan
         workers = self.tools.workers
         spec = workers.specs[plan.vendor]
         self._install(spec, report)

@@ -227,6 +227,11 @@ def build(
 def _print_build(result: Any) -> None:  # Any: BuildResult, imported late
     print_steps(result.steps)
     print(f"{result.plan.vendor} on {result.plan.device.name} ({result.plan.runtime})")
+    if result.checkpoint_sha256:
+        print(
+            f"  nothing to build: {result.plan.vendor} takes the checkpoint as it is; its header "
+            f"is sound, sha256 {result.checkpoint_sha256[:12]}; no reference checks what it draws"
+        )
     for built in result.components:
         how = "hit" if built.is_hit else "built"
         size_mb = built.manifest.size_bytes / 1e6
@@ -244,7 +249,7 @@ def generate(
     context: typer.Context,
     prompt: Annotated[str, typer.Argument(help="What to draw.")],
     pipeline: Annotated[
-        str, typer.Option("--pipeline", "-p", help="Pipeline folder, or 'sample'.")
+        str, typer.Option("--pipeline", "-p", help="Pipeline folder, checkpoint, or 'sample'.")
     ] = "sample",
     out: Annotated[Path, typer.Option("--out", "-o", help="PNG file.")] = Path("image.png"),
     negative: Annotated[str, typer.Option("--negative", help="What not to draw.")] = "",
@@ -309,7 +314,7 @@ def generate(
     print_unchecked(answer)
     if not answer.is_stored:
         print_not_stored()
-    ran = answer.ran["unet"]
+    ran = answer.denoiser
     print(
         f"{', '.join(str(file) for file in files)}: {answer.plan.vendor} on {ran['device']} "
         f"({ran['precision']}), {answer.timings['total']:.2f} s"
@@ -455,6 +460,7 @@ def _build_json(result: Any) -> dict[str, Any]:  # Any: BuildResult; JSON data
         "evicted": [record_to_json(one) for one in result.evicted],
         "plan": record_to_json(result.plan),
         "steps": [record_to_json(step) for step in result.steps],
+        "checkpoint_sha256": result.checkpoint_sha256,
         "components": [
             {
                 "component": built.component,

@@ -4,8 +4,9 @@ Data flows one way: `Device` -> `Plan` -> `BuildRequest` -> `Engine` -> result. 
 frozen, is made from the one before it, and survives JSON (`record_to_json`, `record_from_json`).
 
 A vendor package holds a plain-data `VendorSpec` in its `__init__.py`, importing no runtime, and
-an adapter class in `adapter.py` that implements `Vendor`. The adapter lives in a worker process:
-it may import its runtime at module level, and a crash of it costs nobody but the worker.
+an adapter class in `adapter.py` that implements `Vendor`, or `PipelineVendor` if its engine takes
+whole checkpoints. The adapter lives in a worker process: it may import its runtime at module level,
+and a crash of it costs nobody but the worker.
 """
 
 from __future__ import annotations
@@ -96,6 +97,8 @@ class VendorSpec:
         revision: Raised whenever the adapter compiles differently; part of an engine's key.
         runtime_packages: Distributions that hold the runtime; all must be installed.
         conflicts: Distributions that overwrite the runtime's files; none may be installed.
+        takes: "onnx": an exported pipeline, through `Vendor`; "checkpoint": one file with all
+            weights, through `PipelineVendor`.
         disk_factor: Size of an engine over that of its graph and weights, roughly and at most.
         memory_factor: Memory that compiling takes over that size, roughly.
         variant: Which build of the runtime the three above are: "cu13"; empty if there is one.
@@ -138,6 +141,8 @@ class VendorSpec:
             conflicts=one.conflicts,
             variant=name,
         )
+
+    takes: Literal["onnx", "checkpoint"] = "onnx"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,6 +365,50 @@ class EmittingVendor(Protocol):
 
         Raises:
             UnsupportedOpError: Some of it cannot be written; names the component and operators.
+        """
+
+
+class PipelineSession(Protocol):
+    """A loaded checkpoint. `facts` as in `Session`."""
+
+    facts: Mapping[str, str]
+
+    def generate(self, request: GenerateRequest, report: Report) -> Any:
+        """Returns the images: numpy.ndarray, uint8 `[N, H, W, 3]`; reports each step.
+
+        Raises:
+            ConfigError: The engine lacks what the request asks for; says what it has.
+            RunError: With the engine's own words.
+        """
+
+    def close(self) -> None:
+        """Frees device memory; a second call does nothing."""
+
+
+class PipelineVendor(Protocol):
+    """What the adapter of a vendor implements whose engine is a whole pipeline.
+
+    `probe`, `plan` and `threads` are as in `Vendor`.
+    """
+
+    threads: int | None
+
+    def probe(self, device: Device) -> str | Rejection:
+        """As `Vendor.probe`."""
+
+    def plan(
+        self, device: Device, precision: Precision | None, options: Mapping[str, Any]
+    ) -> Plan | Rejection:
+        """As `Vendor.plan`."""
+
+    def load(
+        self, checkpoint: Path, device: Device, *, options: Mapping[str, Any]
+    ) -> PipelineSession:
+        """Opens a checkpoint whose header was checked; `options` are those of the plan.
+
+        Raises:
+            PipelineError: The engine does not know this kind of model.
+            RunError: It does not run on `device`; nothing ever runs elsewhere instead.
         """
 
 

@@ -39,22 +39,27 @@ class GenerateAnswer:
 
     Attributes:
         images: uint8 `[N, H, W, 3]`.
-        latents: float32 `[N, 4, H/8, W/8]`, denoised, before the decoder.
+        latents: float32 `[N, 4, H/8, W/8]`, denoised, before the decoder; None from an engine
+            that takes a whole checkpoint.
         ran: Component -> what the loaded engine says of itself: device, precision, runtime.
         timings: Seconds of each phase.
         steps: Steps of the ladder that did not serve, oldest first.
         components: The engines, each a hit or built for this call.
+        checkpoint: The file that was taken whole, instead of engines: name and digest.
+        ungated: What made the images without engines that the numeric gate knows -> why.
     """
 
     request: GenerateRequest
     plan: Plan
     images: NDArray[np.uint8]
-    latents: NDArray[np.float32]
+    latents: NDArray[np.float32] | None
     seeds: tuple[int, ...]
     ran: Mapping[str, Mapping[str, str]]
     timings: Mapping[str, float]
     steps: tuple[Step, ...]
     components: tuple[ComponentBuild, ...]
+    checkpoint: Mapping[str, str] | None = None
+    ungated: Mapping[str, str] = field(default_factory=dict)
 
     def facts(self) -> dict[str, Any]:
         """Returns what ran, where and why, as JSON data (`Any`)."""
@@ -67,13 +72,16 @@ class GenerateAnswer:
             "engines": {built.component: built.engine.key for built in self.components},
             "is_stored": self.is_stored,
             "verdicts": {
-                built.component: built.manifest.verdict.status for built in self.components
+                **{built.component: built.manifest.verdict.status for built in self.components},
+                **dict.fromkeys(self.ungated, "unchecked"),
             },
             "rebuilt": {
                 built.component: [verdict.reason for verdict in built.manifest.earlier]
                 for built in self.components
                 if built.manifest.earlier
             },
+            "unchecked": self.unchecked,
+            **({} if self.checkpoint is None else {"checkpoint": dict(self.checkpoint)}),
             "steps": [record_to_json(step) for step in self.steps],
             "timings_s": {name: round(value, 4) for name, value in self.timings.items()},
         }
@@ -98,7 +106,12 @@ class GenerateAnswer:
             built.component: built.manifest.verdict.reason or built.manifest.verdict.status
             for built in self.components
             if built.manifest.verdict.status != "passed"
-        }
+        } | dict(self.ungated)
+
+    @property
+    def denoiser(self) -> Mapping[str, str]:
+        """What the engine that denoised says of itself."""
+        return self.ran["unet"] if "unet" in self.ran else next(iter(self.ran.values()))
 
     def save(self, path: str | Path) -> list[Path]:
         """Writes all images; a batch is numbered: "x.png" -> "x-1.png", "x-2.png".

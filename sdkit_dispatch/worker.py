@@ -25,7 +25,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from .contract import (
     BuildRequest,
@@ -33,6 +33,7 @@ from .contract import (
     EmittingVendor,
     Engine,
     GenerateRequest,
+    PipelineVendor,
     Plan,
     Progress,
     Rejection,
@@ -46,6 +47,7 @@ from .store_use import HeldSession, hold_engine
 from .wire import Frame, read_frame, write_frame
 
 if TYPE_CHECKING:
+    from .worker_checkpoints import CheckpointDesk
     from .worker_images import ImageDesk
 
 HEARTBEAT_S = 1.0
@@ -177,12 +179,13 @@ class Desk:
     def __init__(self, adapter: str, vendor: str) -> None:
         self._vendor_name = vendor
         self._adapter_path = adapter
-        self._adapter: Vendor | None = None
+        self._adapter: Any = None  # Vendor or PipelineVendor, as the caller knows from its spec
         self._threads: int | None = None
         self._scratch: str | None = None
         self._sessions: dict[int, Session] = {}
         self._numbers = itertools.count(1)
         self._images: ImageDesk | None = None
+        self._checkpoints: CheckpointDesk | None = None
         self._bare: dict[str, Any] = {}  # what was asked for -> the vendor's `bare.BareSession`
         self.methods: Mapping[str, Callable[[Params, Mapping[str, Any], Any], Reply]] = {
             "configure": self._configure,
@@ -211,12 +214,12 @@ class Desk:
         """The adapter, imported with its runtime at the first use."""
         if self._adapter is None:
             module, _, name = self._adapter_path.partition(":")
-            adapter: Vendor = getattr(importlib.import_module(module), name)()
+            adapter = getattr(importlib.import_module(module), name)()
             adapter.threads = self._threads
             if self._scratch is not None and hasattr(adapter, "scratch"):
                 adapter.scratch = Path(self._scratch)
             self._adapter = adapter
-        return self._adapter
+        return cast(Vendor, self._adapter)
 
     def _configure(self, params: Params, arrays: Mapping[str, Any], report: Any) -> Reply:
         self._threads = params["threads"]
@@ -352,6 +355,8 @@ class Desk:
 
     def _generate(self, params: Params, arrays: Mapping[str, Any], report: Any) -> Reply:
         request = record_from_json(GenerateRequest, params["request"])
+        if "checkpoint" in params:
+            return self._checkpoint_desk().generate(params, request, report)
         return self._image_desk().generate(params, request, arrays, report)
 
     def _record(self, params: Params, arrays: Mapping[str, Any], report: Any) -> Reply:
@@ -364,3 +369,10 @@ class Desk:
 
             self._images = ImageDesk(self._open)
         return self._images
+
+    def _checkpoint_desk(self) -> CheckpointDesk:
+        if self._checkpoints is None:
+            from .worker_checkpoints import CheckpointDesk
+
+            self._checkpoints = CheckpointDesk(cast(PipelineVendor, self.adapter))
+        return self._checkpoints

@@ -153,7 +153,7 @@ def test_two_generations_of_nvidia_each_get_what_they_can() -> None:
         ),
     )
     old, new, _ = detect(probe)
-    assert engines(probe, old) == ["ggml-vulkan"]
+    assert engines(probe, old) == ["ggml-vulkan", "sdcpp-vulkan"]
     assert engines(probe, new)[0] == "tensorrt-rtx"
 
 
@@ -326,7 +326,7 @@ def test_nouveau_leaves_vulkan_and_asks_for_the_driver() -> None:
     )
     gpu = detect(probe)[0]
     assert codes(gpu) >= {"free-nvidia-driver"}
-    assert engines(probe, gpu) == ["ggml-vulkan"]
+    assert engines(probe, gpu) == ["ggml-vulkan", "sdcpp-vulkan"]
 
 
 def test_a_card_without_a_driver_is_reported_and_not_used() -> None:
@@ -351,7 +351,7 @@ def test_no_permission_on_kfd_names_the_group_that_owns_it() -> None:
     gpu = detect(probe)[0]
     problem = next(p for p in gpu.problems if p.code == "kfd-denied")
     assert "usermod -aG kvm-render" in problem.hint
-    assert engines(probe, gpu) == ["ggml-vulkan"]
+    assert engines(probe, gpu) == ["ggml-vulkan", "sdcpp-vulkan"]
 
 
 def test_kfd_without_a_render_node_serves_nothing() -> None:

@@ -28,6 +28,7 @@ from sdkit_dispatch.contract import Device, Problem, VendorSpec
 from sdkit_dispatch.detect import detect, host
 from sdkit_dispatch.detect.answers import NvmlSlice
 from sdkit_dispatch.detect.support import Candidate, engines_for, support_table
+from sdkit_dispatch.env import find_vendors
 from sdkit_dispatch.plan import Decision, make_plans
 
 REPORTS = {
@@ -184,8 +185,9 @@ MACHINES: dict[str, Callable[[], FakeProbe]] = {
 
 
 def specs_of_the_table() -> list[VendorSpec]:
-    """A vendor for every engine of the support table, with the table's rank."""
+    """A vendor for every engine of the support table, with the table's rank if it has any."""
     rows, _ = support_table()
+    unranked = {spec.name for spec in find_vendors().values() if spec.rank is None}
     return [
         VendorSpec(
             name=row.engine,
@@ -193,7 +195,7 @@ def specs_of_the_table() -> list[VendorSpec]:
             adapter="none:None",
             device_kinds=("discrete", "integrated", "npu", "cpu"),
             revision=1,
-            rank=row.rank,
+            rank=None if row.engine in unranked else row.rank,
         )
         for row in {row.engine: row for row in reversed(rows)}.values()
     ]

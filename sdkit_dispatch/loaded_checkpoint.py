@@ -1,0 +1,102 @@
+"""A checkpoint that an engine takes whole: nothing is built, and images come as from a pipeline."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
+
+from .build import LADDER_ERRORS, Builder, Step, all_failed, failed_step
+from .checkpoint import Checkpoint, identity
+from .contract import GenerateRequest, Plan, Precision, Report, record_to_json
+from .errors import ConfigError
+from .loaded_pipeline import GenerateAnswer
+from .pipeline_files import file_digest
+from .workers import Workers
+
+log = logging.getLogger(__name__)
+
+PART = "the whole checkpoint"
+"""In place of the names of components."""
+UNCHECKED = (
+    "the numeric gate compares engines of ONNX components with a reference, and this engine takes "
+    "the checkpoint whole"
+)
+
+
+@dataclass(kw_only=True)
+class LoadedCheckpoint:
+    """A checkpoint that makes images; it stays loaded in a worker between calls."""
+
+    checkpoint: Checkpoint
+    plans: Sequence[Plan]
+    builder: Builder
+    workers: Workers
+    make_request: Callable[..., GenerateRequest]
+    report: Report
+    is_strict: bool = False
+    _steps: list[Step] = field(default_factory=list)
+
+    def generate(self, prompt: str, **values: Any) -> GenerateAnswer:
+        """As `LoadedPipeline.generate`; the noise cannot be given.
+
+        Raises:
+            ConfigError: A value is out of range, or the engine lacks what it asks for.
+            DispatchError: What every way down the ladder said.
+        """
+        if values.pop("latents", None) is not None:
+            raise ConfigError(
+                "the noise to start from cannot be given for a checkpoint",
+                "give a seed, or an exported ONNX pipeline",
+            )
+        request = self.make_request(prompt=prompt, **values)
+        while True:
+            plan = self.plans[0]
+            try:
+                plan = self.builder.confirmed(plan, self.report)
+                answer = self._run(plan, request)
+            except LADDER_ERRORS as error:
+                # A runtime binds its process to a device: the next step starts in a new one.
+                self.workers.stop(self.workers.specs[plan.vendor])
+                if self.is_strict or (len(self.plans) == 1 and not self._steps):
+                    raise
+                self._steps.append(failed_step(plan, error))
+                if len(self.plans) == 1:
+                    raise all_failed(self._steps) from error
+                log.warning("%s on %s: %s", plan.vendor, plan.device.name, error.message)
+                self.plans = self.plans[1:]
+            else:
+                self.plans = [plan, *self.plans[1:]]
+                return answer
+
+    def _run(self, plan: Plan, request: GenerateRequest) -> GenerateAnswer:
+        started_s = time.monotonic()
+        path = self.checkpoint.path
+        digest = file_digest(path, memo=self.builder.tools.store.memo)
+        params = {
+            "checkpoint": str(path.resolve()),
+            "identity": identity(path),
+            "device": record_to_json(plan.device),
+            "options": dict(plan.options),
+            "request": record_to_json(request),
+        }
+        client = self.workers.client(self.workers.specs[plan.vendor])
+        answer = client.generate(params, {}, self.report)
+        ran = answer.result["facts"]
+        if ran["precision"] in get_args(Precision):  # planned before the file was looked into
+            plan = replace(plan, precision=ran["precision"])
+        return GenerateAnswer(
+            request=request,
+            plan=plan,
+            images=answer.arrays["images"],
+            latents=None,
+            seeds=tuple(answer.result["seeds"]),
+            ran={PART: ran},
+            timings={**answer.result["timings"], "total": time.monotonic() - started_s},
+            steps=tuple(self._steps),
+            components=(),
+            checkpoint={"file": path.name, "sha256": digest},
+            ungated={PART: UNCHECKED},
+        )
