@@ -88,11 +88,11 @@ def _row(
         session = ours.load(engine, plan.device)
 
         def run_ours(runs: int) -> float:
-            return statistics.median(session.time(COMPONENT, feeds, runs=runs))
+            return statistics.median(session.time(COMPONENT, feeds, runs=runs).wall_s)
 
         def run_bare(runs: int) -> float:
-            times_s = bare.time_bare(component.onnx, shapes, plan.device, feeds, runs=runs)
-            return statistics.median(times_s)
+            timing = bare.time_bare(component.onnx, shapes, plan.device, feeds, runs=runs)
+            return statistics.median(timing.wall_s)
 
         run_ours(WARM_UP_RUNS)
         step_s = run_bare(WARM_UP_RUNS)
