@@ -14,11 +14,9 @@ from .cli_options import (
     Gpu,
     Install,
     Json,
-    PipelinePath,
     PrecisionName,
     ProfileName,
     Quiet,
-    VendorName,
     ask,
     choice_of,
     dispatcher_of,
@@ -56,9 +54,7 @@ def bench_run(
         str | None,
         typer.Argument(help="An exported ONNX pipeline folder; 'sample' is the one inside."),
     ] = None,
-    vendors: Annotated[
-        str, typer.Option("--vendors", help="all, or names: cpu,openvino.")
-    ] = "all",
+    vendors: Annotated[str, typer.Option("--vendors", help="all, or names: cpu,openvino.")] = "all",
     peers: Annotated[
         str, typer.Option("--peers", help="Other people's runtimes: all, or names.")
     ] = "",

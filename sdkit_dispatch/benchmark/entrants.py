@@ -14,15 +14,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ..component_build import ComponentBuild, Wanted
-from ..contract import Arrays, Plan, no_report, record_to_json
-from ..worker_client import RemoteSession, Timing, WorkerClient
-from .machine import drop_from_memory, peak_rss_bytes
-from .quick import seeded_feeds
-from .records import Kind, Row
+from sdkit_dispatch.benchmark.machine import drop_from_memory, peak_rss_bytes
+from sdkit_dispatch.benchmark.quick import seeded_feeds
+from sdkit_dispatch.benchmark.records import Kind, Row
+from sdkit_dispatch.component_build import ComponentBuild, Wanted
+from sdkit_dispatch.contract import Arrays, Plan, no_report, record_to_json
+from sdkit_dispatch.worker_client import RemoteSession, Timing, WorkerClient
 
 if TYPE_CHECKING:
-    from ..api import Choice, Dispatcher
+    from sdkit_dispatch.api import Choice, Dispatcher
 
 Use = Literal["components", "images"]
 
@@ -253,7 +253,7 @@ def relative_errors(
     outputs: Mapping[str, Any], expected: Mapping[str, Any]
 ) -> float:  # Any: numpy.ndarray
     """Returns the largest difference of any output over the largest value of the reference's."""
-    from ..check import measure
+    from sdkit_dispatch.check import measure
 
     return max(
         (measure(outputs[name], expected[name])["relative_max"] for name in expected), default=0.0

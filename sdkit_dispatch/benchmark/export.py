@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..bug_report import private_words, redacted
-from ..contract import Device
-from .records import Report, Series, report_to_json
+from sdkit_dispatch.benchmark.records import Report, Series, report_to_json
+from sdkit_dispatch.bug_report import private_words, redacted
+from sdkit_dispatch.contract import Device
 
 COLUMNS = (
     "suite",
@@ -44,9 +44,7 @@ COLUMNS = (
     "error",
     "failure",
 )
-_PATH = re.compile(
-    r"(?<![\w.:/\\])(?:~?/|[A-Za-z]:[\\/])[^\s\"'`,;:]*[\\/]([^\s\"'`,;:/\\]+)"
-)
+_PATH = re.compile(r"(?<![\w.:/\\])(?:~?/|[A-Za-z]:[\\/])[^\s\"'`,;:]*[\\/]([^\s\"'`,;:/\\]+)")
 """An absolute path of two parts or more, and its last part. Addresses (https://...) are none."""
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ..contract import Device
-from ..detect import host
-from .records import Machine, MachineState
+from sdkit_dispatch.benchmark.records import Machine, MachineState
+from sdkit_dispatch.contract import Device
+from sdkit_dispatch.detect import host
 
 BUSY_OTHERS = 0.1
 """Share of the processors that others may use before the report says so."""

@@ -13,17 +13,25 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from ..contract import GenerateRequest, Progress, Report
-from ..diffusion.shapes import TEXT_COMPONENTS
-from ..errors import DispatchError
-from .entrants import Entrant, Image, Use, close_all
-from .machine import Watch, cpu_seconds
-from .records import CaseResult, CaseSpec, Row, Series, Versus
-from .statistics import drift_of, machine_drift, paired_ratio, percentile
+from sdkit_dispatch.benchmark.entrants import Entrant, Image, Use, close_all
+from sdkit_dispatch.benchmark.machine import Watch, cpu_seconds
+from sdkit_dispatch.benchmark.records import CaseResult, CaseSpec, Row, Series, Versus
+from sdkit_dispatch.benchmark.statistics import (
+    Ratio,
+    drift_of,
+    machine_drift,
+    paired_ratio,
+    percentile,
+)
+from sdkit_dispatch.contract import GenerateRequest, Progress, Report
+from sdkit_dispatch.diffusion.shapes import TEXT_COMPONENTS
+from sdkit_dispatch.errors import DispatchError
 
 WARM_UP_RUNS = 3
 BLOCK_S = 0.1
 """A round runs each component for about this long, so that a short step is not lost in noise."""
+IMAGE_BLOCK_S = 0.5
+"""The same for images: long enough for CPU times that are read in ticks of 10 ms."""
 MAX_BLOCK_RUNS = 50
 IMAGE_BUDGET_S = 600.0
 """For all rounds of images together; what does not fit is computed from the components."""
@@ -55,14 +63,15 @@ class Timings:
     """What one entrant was measured at: by thing, then by round."""
 
     wall_s: dict[str, dict[int, list[float]]] = field(default_factory=dict)
-    cpu_s: dict[str, list[float]] = field(default_factory=dict)
+    cpu_s: dict[str, dict[int, list[float]]] = field(default_factory=dict)
 
     def add(
         self, what: str, index: int, wall_s: Sequence[float], cpu_s: Sequence[float] = ()
     ) -> None:
         """Adds one block of runs."""
         self.wall_s.setdefault(what, {}).setdefault(index, []).extend(wall_s)
-        self.cpu_s.setdefault(what, []).extend(cpu_s)
+        if cpu_s:
+            self.cpu_s.setdefault(what, {}).setdefault(index, []).extend(cpu_s)
 
     def series(self, what: str) -> Series | None:
         """Returns the figures of one thing; None if it was never measured."""
@@ -71,7 +80,7 @@ class Timings:
             return None
         middles = [median(rounds[index]) * 1e3 for index in sorted(rounds)]
         single = [value * 1e3 for block in rounds.values() for value in block]
-        cpu = self.cpu_s.get(what, [])
+        cpu = [value for block in self.cpu_s.get(what, {}).values() for value in block]
         return Series(
             rounds_ms=tuple(middles),
             median_ms=median(middles),
@@ -226,13 +235,30 @@ class CaseMeasurement:
             return
 
         def block(entrant: Entrant, index: int | None) -> None:
-            image = entrant.image()
-            self._keep(entrant, image)
-            if index is not None:
-                cpu_s = [] if image.cpu_s is None else [image.cpu_s]
-                self._timings[entrant.row.name].add(IMAGE, index, [image.wall_s], cpu_s)
+            self._image_block(entrant, index)
 
         self._rounds("images", rounds, block)
+
+    def _image_block(self, entrant: Entrant, index: int | None) -> None:
+        """Makes images for about as long as a block lasts; without an index it warms up."""
+        key = (entrant.row.name, IMAGE)
+        before_s = _process_cpu_s(entrant)
+        images = [entrant.image() for _ in range(self._blocks.get(key, 1))]
+        after_s = _process_cpu_s(entrant)
+        self._keep(entrant, images[-1])
+        walls_s = [image.wall_s for image in images]
+        if index is None:
+            if key in self._blocks or not self._settings.is_resident:
+                return
+            self._blocks[key] = 1
+            self._image_block(entrant, None)  # the first one of a process is slower
+            runs = round(IMAGE_BLOCK_S / max(min(entrant.image().wall_s, *walls_s), 1e-6))
+            self._blocks[key] = max(1, min(MAX_BLOCK_RUNS, runs))
+            return
+        cpu_s = [image.cpu_s for image in images if image.cpu_s is not None]
+        if not cpu_s and before_s is not None and after_s is not None:
+            cpu_s = [(after_s - before_s) / len(images)]
+        self._timings[entrant.row.name].add(IMAGE, index, walls_s, cpu_s)
 
     def _image_rounds(self) -> int:
         if self._settings.image_rounds is not None:
@@ -242,9 +268,7 @@ class CaseMeasurement:
         fitting = int(IMAGE_BUDGET_S / max(round_s, 1e-6))
         return min(self._settings.rounds, fitting) if fitting >= FEWEST_IMAGE_ROUNDS else 0
 
-    def _rounds(
-        self, use: Use, rounds: int, block: Callable[[Entrant, int | None], None]
-    ) -> None:
+    def _rounds(self, use: Use, rounds: int, block: Callable[[Entrant, int | None], None]) -> None:
         """Gives every entrant its turn in every round, there and back again."""
         if self._settings.is_resident:
             for entrant in self._alive(use):
@@ -326,15 +350,17 @@ class CaseMeasurement:
         return [one for one in found if one is not None]
 
     def _against(self, row: Row, other: Row, what: str) -> Versus | None:
-        mine = self._timings[row.name].wall_s.get(what, {})
-        theirs = self._timings[other.name].wall_s.get(what, {})
-        common = sorted(set(mine) & set(theirs))
-        if not common:
+        mine, theirs = self._timings[row.name], self._timings[other.name]
+        ratio = _ratio(mine.wall_s.get(what, {}), theirs.wall_s.get(what, {}))
+        if ratio is None:
             return None
-        ratio = paired_ratio(
-            [median(mine[index]) for index in common], [median(theirs[index]) for index in common]
+        return Versus(
+            of=row.name,
+            other=other.name,
+            what=what,
+            ratio=ratio,
+            cpu_ratio=_ratio(mine.cpu_s.get(what, {}), theirs.cpu_s.get(what, {})),
         )
-        return Versus(of=row.name, other=other.name, what=what, ratio=ratio)
 
 
 class _IdleWatch:
@@ -364,11 +390,27 @@ class _IdleWatch:
 
     @staticmethod
     def _used(entrant: Entrant) -> float | None:
-        pid = entrant.pid()
-        return None if pid is None else cpu_seconds(pid)
+        return _process_cpu_s(entrant)
 
     def _told(self, entrant: Entrant) -> float:
-        return sum(map(sum, self._timings[entrant.row.name].cpu_s.values()))
+        blocks = self._timings[entrant.row.name].cpu_s.values()
+        return sum(sum(runs) for rounds in blocks for runs in rounds.values())
+
+
+def _process_cpu_s(entrant: Entrant) -> float | None:
+    pid = entrant.pid()
+    return None if pid is None else cpu_seconds(pid)
+
+
+def _ratio(
+    mine: Mapping[int, Sequence[float]], theirs: Mapping[int, Sequence[float]]
+) -> Ratio | None:
+    """Returns the ratio over the rounds that both have; None if there is none, or a zero in it."""
+    common = sorted(set(mine) & set(theirs))
+    pairs = [(median(mine[index]), median(theirs[index])) for index in common]
+    if not pairs or not all(other > 0 for _, other in pairs):
+        return None
+    return paired_ratio(*zip(*pairs, strict=True))
 
 
 def _rate(row: Row, request: GenerateRequest) -> tuple[float | None, bool]:

@@ -21,19 +21,19 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ..component_build import Wanted
-from ..contract import Progress, Rejection, VendorSpec, record_from_json
-from ..diffusion.noise import image_seeds, start_noise
-from ..diffusion.shapes import latent_shape
-from ..env import Environment, install, plan_install, resolve
-from ..errors import ConfigError, RunError, VendorEnvError, WorkerError
-from ..worker_client import Timing
-from .entrants import Image, Use, feeds_of, relative_errors, with_peak
-from .machine import drop_from_memory, peak_rss_bytes
-from .records import Row
+from sdkit_dispatch.benchmark.entrants import Image, Use, feeds_of, relative_errors, with_peak
+from sdkit_dispatch.benchmark.machine import drop_from_memory, peak_rss_bytes
+from sdkit_dispatch.benchmark.records import Row
+from sdkit_dispatch.component_build import Wanted
+from sdkit_dispatch.contract import Progress, Rejection, VendorSpec, record_from_json
+from sdkit_dispatch.diffusion.noise import image_seeds, start_noise
+from sdkit_dispatch.diffusion.shapes import latent_shape
+from sdkit_dispatch.env import Environment, install, plan_install, resolve
+from sdkit_dispatch.errors import ConfigError, RunError, VendorEnvError, WorkerError
+from sdkit_dispatch.worker_client import Timing
 
 if TYPE_CHECKING:
-    from ..api import Choice, Dispatcher
+    from sdkit_dispatch.api import Choice, Dispatcher
 
 SCRIPTS = Path(__file__).parents[1] / "peer_scripts"
 LAST_WORDS = 3
@@ -304,9 +304,7 @@ class PeerEntrant:
 
     def run(self, component: str, runs: int) -> Timing:
         assert self._process is not None
-        return record_from_json(
-            Timing, self._process.ask("run", component=component, runs=runs)
-        )
+        return record_from_json(Timing, self._process.ask("run", component=component, runs=runs))
 
     def image(self) -> Image:
         assert self._process is not None
@@ -346,10 +344,7 @@ class PeerEntrant:
                 name: getattr(request, name)
                 for name in ("prompt", "negative_prompt", "width_px", "height_px", "steps")
             }
-            | {
-                name: getattr(request, name)
-                for name in ("guidance", "seed", "batch", "scheduler")
-            },
+            | {name: getattr(request, name) for name in ("guidance", "seed", "batch", "scheduler")},
             "components": {
                 name: {
                     "onnx": str(pipeline.components[name].onnx.absolute()),
@@ -384,7 +379,9 @@ class PeerProcess:
                 start_new_session=True,
             )
         except OSError as error:
-            raise WorkerError(f"the peer {name} cannot be started with {python}: {error}") from error
+            raise WorkerError(
+                f"the peer {name} cannot be started with {python}: {error}"
+            ) from error
         self._send(job)
 
     @property

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..contract import Device
-from .statistics import Drift, Ratio
+from sdkit_dispatch.benchmark.statistics import Drift, Ratio
+from sdkit_dispatch.contract import Device
 
 SCHEMA_VERSION = 1
 Kind = Literal["vendor", "bare", "peer"]
@@ -59,12 +59,18 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Versus:
-    """How an entrant did against another, on one thing, in pairs of the same round."""
+    """How an entrant did against another, on one thing, in pairs of the same round.
+
+    Attributes:
+        ratio: Of wall times.
+        cpu_ratio: Of CPU times, which other programs disturb less; None if one is unknown.
+    """
 
     of: str
     other: str
     what: str
     ratio: Ratio
+    cpu_ratio: Ratio | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +214,7 @@ class Report:
 
 def report_to_json(report: Report) -> dict[str, Any]:  # Any: JSON data
     """Returns the document that `bench --json` prints."""
-    from ..contract import record_to_json
+    from sdkit_dispatch.contract import record_to_json
 
     document: dict[str, Any] = record_to_json(report)
     return document

@@ -8,20 +8,20 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ..component_build import Wanted, wanted
-from ..contract import GenerateRequest, Plan
-from ..errors import ConfigError, PipelineError
-from ..pipeline_files import Pipeline
-from ..version import __version__
-from .entrants import BareEntrant, Entrant, VendorEntrant, has_bare
-from .machine import Watch, free_memory_bytes, machine_of, remarks_on
-from .measure import CaseMeasurement, Settings
-from .peers import peer_entrants
-from .records import CaseResult, CaseSpec, PipelineFacts, Report, Row
-from .suites import Suite
+from sdkit_dispatch.benchmark.entrants import BareEntrant, Entrant, VendorEntrant, has_bare
+from sdkit_dispatch.benchmark.machine import Watch, free_memory_bytes, machine_of, remarks_on
+from sdkit_dispatch.benchmark.measure import CaseMeasurement, Settings
+from sdkit_dispatch.benchmark.peers import peer_entrants
+from sdkit_dispatch.benchmark.records import CaseResult, CaseSpec, PipelineFacts, Report, Row
+from sdkit_dispatch.benchmark.suites import Suite
+from sdkit_dispatch.component_build import Wanted, wanted
+from sdkit_dispatch.contract import GenerateRequest, Plan
+from sdkit_dispatch.errors import ConfigError, PipelineError
+from sdkit_dispatch.pipeline_files import Pipeline
+from sdkit_dispatch.version import __version__
 
 if TYPE_CHECKING:
-    from ..api import Choice, Dispatcher
+    from sdkit_dispatch.api import Choice, Dispatcher
 
 ALL = "all"
 MEMORY_PER_WEIGHT = 2.2
@@ -203,9 +203,7 @@ class Benchmark:
             )
             if has_bare(self.dispatcher, plan.vendor):
                 entrants.append(BareEntrant(dispatcher=self.dispatcher, plan=plan, want=want))
-        peers, missing = peer_entrants(
-            self.dispatcher, self.choice, want, self.options.peers
-        )
+        peers, missing = peer_entrants(self.dispatcher, self.choice, want, self.options.peers)
         self._missing += missing
         return [*entrants, *peers]
 
@@ -215,9 +213,7 @@ class Benchmark:
         if names == (ALL,):
             decisions = [self.dispatcher.plan(self.choice)]
         else:
-            decisions = [
-                self.dispatcher.plan(replace(self.choice, vendor=name)) for name in names
-            ]
+            decisions = [self.dispatcher.plan(replace(self.choice, vendor=name)) for name in names]
         plans: list[Plan] = []
         for decision, name in zip(decisions, names, strict=True):
             for plan in decision.plans:
@@ -297,4 +293,3 @@ def parse_numbers(text: str, *, flag: str) -> tuple[int, ...]:
 def parse_names(text: str) -> tuple[str, ...]:
     """Returns "cpu, openvino" as ("cpu", "openvino")."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
-from ..errors import ConfigError
+from sdkit_dispatch.errors import ConfigError
 
 PROMPT = "a photograph of a red fox in the snow, sharp focus"
 SEED = 20260101

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .records import CaseResult, Report, Row, Versus
+from sdkit_dispatch.benchmark.records import CaseResult, Report, Row, Versus
 
 WIDEST_REASON = 300
 
@@ -47,10 +47,12 @@ def _print_case(case: CaseResult) -> None:
 def versus_line(one: Versus) -> str:
     """Returns one ratio with its interval."""
     ratio = one.ratio
+    cpu = one.cpu_ratio
+    by_cpu = f"; CPU time {cpu.median:.3f} [{cpu.low:.3f} .. {cpu.high:.3f}]" if cpu else ""
     return (
         f"  {one.of} / {one.other}, {one.what}: {ratio.median:.3f} "
         f"[{ratio.low:.3f} .. {ratio.high:.3f}] of {ratio.rounds} rounds, "
-        f"{ratio.coverage:.1%} interval: {ratio.call}"
+        f"{ratio.coverage:.1%} interval: {ratio.call}{by_cpu}"
     )
 
 
@@ -63,8 +65,8 @@ def _line(row: Row) -> str:
         f"{_number(row.engine_bytes and row.engine_bytes / 1e6, '.1f', ' MB'):>10}"
         f"{_number(row.cold_load_s, '.2f', ' s'):>8}{_number(row.warm_load_s, '.2f', ' s'):>8}"
         f"{_number(row.first_image_s, '.2f', ' s'):>8}"
-        f"{_number(unet and unet.median_ms, '.2f', ' ms'):>11}"
-        f"{_number(unet and unet.p90_ms, '.2f', ' ms'):>11}{rate:>10}"
+        f"{_number(unet.median_ms if unet else None, '.2f', ' ms'):>11}"
+        f"{_number(unet.p90_ms if unet else None, '.2f', ' ms'):>11}{rate:>10}"
         f"{_number(row.peak_rss_bytes and row.peak_rss_bytes / 1e6, '.0f', ' MB'):>10}"
         f"{_number(error, '.1e'):>9}"
     )
