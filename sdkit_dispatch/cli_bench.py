@@ -73,6 +73,9 @@ def bench_run(
         int | None,
         typer.Option("--image-rounds", min=0, help="Of whole images; 0: components only."),
     ] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="Of every session; configured otherwise.")
+    ] = None,
     html: Annotated[
         Path | None, typer.Option("--html", help="Write one file to look at and to post.")
     ] = None,
@@ -115,7 +118,8 @@ def bench_run(
     if vendor is not None:
         vendors = vendor
     choice = choice_of(gpu, None, precision, profile)
-    with dispatcher_of(context, install=install, is_quiet=quiet or as_json) as dispatcher:
+    is_quiet = quiet or as_json
+    with dispatcher_of(context, install=install, is_quiet=is_quiet, threads=threads) as dispatcher:
         if apply and forget:
             from .measured_order import forget_order
 

@@ -157,6 +157,28 @@ def read_pipeline(folder: Path, *, memo: Path | None = None) -> Pipeline:
     )
 
 
+def pipeline_mark(folder: Path) -> tuple[Any, ...] | None:  # Any: paths and numbers
+    """Returns what changes with any file of a pipeline folder; None where that cannot be told.
+
+    It stands for a `read_pipeline` that hashes: see `file_digest` for why a file that was changed
+    a moment ago, and all files on Windows, cannot be judged by their times.
+    """
+    if os.name == "nt":
+        return None
+    marks = []
+    try:
+        for path in sorted(Path(os.path.abspath(folder)).rglob("*")):
+            entry = path.stat()
+            newest_s = max(entry.st_mtime_ns, entry.st_ctime_ns) / 1e9
+            if time.time() - newest_s <= RACY_S:
+                return None
+            times = (entry.st_mtime_ns, entry.st_ctime_ns)
+            marks.append((str(path), entry.st_size, entry.st_ino, entry.st_dev, *times))
+    except OSError:
+        return None
+    return tuple(marks)
+
+
 def component_digests(component: Component, *, memo: Path | None = None) -> tuple[str, str]:
     """Returns the sha256 of the graph file, and one over all external data ("" without any).
 
