@@ -117,7 +117,8 @@ def bench_run(
         require_libraries()
     if vendor is not None:
         vendors = vendor
-    choice = choice_of(gpu, None, precision, profile)
+    # What failed here before may work today: a benchmark finds out.
+    choice = choice_of(gpu, None, precision, profile, retry=True)
     is_quiet = quiet or as_json
     with dispatcher_of(context, install=install, is_quiet=is_quiet, threads=threads) as dispatcher:
         if apply and forget:

@@ -166,17 +166,18 @@ def pipeline_mark(folder: Path) -> tuple[Any, ...] | None:  # Any: paths and num
     if os.name == "nt":
         return None
     marks = []
+    now_s = time.time()
     try:
-        for path in sorted(Path(os.path.abspath(folder)).rglob("*")):
-            entry = path.stat()
-            newest_s = max(entry.st_mtime_ns, entry.st_ctime_ns) / 1e9
-            if time.time() - newest_s <= RACY_S:
-                return None
-            times = (entry.st_mtime_ns, entry.st_ctime_ns)
-            marks.append((str(path), entry.st_size, entry.st_ino, entry.st_dev, *times))
+        for parent, _, names in os.walk(os.path.abspath(folder)):
+            for path in (parent, *(os.path.join(parent, name) for name in names)):
+                entry = os.stat(path)
+                times = (entry.st_mtime_ns, entry.st_ctime_ns)
+                if now_s - max(times) / 1e9 <= RACY_S:
+                    return None
+                marks.append((path, entry.st_size, entry.st_ino, entry.st_dev, *times))
     except OSError:
         return None
-    return tuple(marks)
+    return tuple(sorted(marks))
 
 
 def component_digests(component: Component, *, memo: Path | None = None) -> tuple[str, str]:

@@ -102,7 +102,7 @@ class Peer:
 
         noise = np.load(self.job["noise"]).astype(np.float32).ravel()
 
-        class Noise(genai.Generator):
+        class Noise(genai.Generator):  # type: ignore[misc]  # it is Any without the library
             def __init__(self) -> None:
                 genai.Generator.__init__(self)
                 self.at = 0
