@@ -110,9 +110,7 @@ PEERS = {
         ),
         PeerSpec(
             name="stable-diffusion.cpp",
-            extra="peer-stable-diffusion-cpp",
-            packages=("stable-diffusion-cpp-python",),
-            script="stable_diffusion_cpp",
+            absent="it reads whole checkpoints, and this is a folder of ONNX graphs",
         ),
         PeerSpec(
             name="tvm",
