@@ -40,6 +40,7 @@ from .errors import ConfigError, NoVendorError, PipelineError, VendorEnvError
 from .failures import Failures
 from .loaded_checkpoint import LoadedCheckpoint
 from .loaded_pipeline import LoadedPipeline
+from .measured_order import load_order, with_measured_order
 from .native.builds import right_build
 from .pipeline_files import Pipeline, file_digest, read_pipeline
 from .plan import Decision, check_vendor, explain_rejections, make_plans, unsupported_vendors
@@ -134,7 +135,7 @@ class Dispatcher:
         is_free = choice.gpu == "auto"
         for name in profile.options:
             check_vendor(name, list(self.specs))
-        return make_plans(
+        decision = make_plans(
             self.devices if devices is None else devices,
             host(),
             list(self.specs.values()),
@@ -146,6 +147,7 @@ class Dispatcher:
             probe=self.workers.probe,
             may_install=self.may_install if may_install is None else may_install,
         )
+        return with_measured_order(decision, load_order(self.home))
 
     def plan_report(self, choice: Choice | None = None) -> PlanReport:
         """Returns the decision with everything that an installer needs to act on it."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import cli_cleaning  # noqa: F401 - it adds its commands to the cache's
+from .cli_bench import bench_app
 from .cli_bundle import bundle_app
 from .cli_cache import cache_app
 from .cli_emit import emit_command
@@ -66,6 +67,7 @@ vendors_app.command("build", epilog="Example: sdkit-dispatch vendors build ggml 
 app.add_typer(cache_app, name="cache")
 app.add_typer(bundle_app, name="bundle")
 emit_command(app)
+app.add_typer(bench_app, name="bench")
 
 
 def _show_version(is_asked: bool) -> None:
@@ -347,47 +349,7 @@ def demo(
     )
 
 
-@app.command(epilog="Example: sdkit-dispatch bench --quick")
-def bench(
-    context: typer.Context,
-    pipeline: PipelinePath = "sample",
-    quick: Annotated[
-        bool,
-        typer.Option(
-            "--quick", help="Our UNet step against the bare runtime's: all there is so far."
-        ),
-    ] = True,
-    gpu: Gpu = "auto",
-    vendor: VendorName = None,
-    profile: ProfileName = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=3, help="Interleaved rounds.")] = 15,
-    as_json: Json = False,
-) -> None:
-    """Measure vendors against their bare runtimes."""
-    from .benchmark import quick_benchmark
-    from .contract import record_to_json
-
-    with dispatcher_of(context, install=False, is_quiet=as_json) as dispatcher:
-        rows = quick_benchmark(
-            dispatcher, pipeline, choice_of(gpu, vendor, None, profile), rounds=rounds
-        )
-    if as_json:
-        print_json({"rows": [record_to_json(row) for row in rows]})
-        return
-    print("the UNet step of our denoising loop against the bare runtime, interleaved in one run;")
-    print("ours/bare is the median of the rounds' own ratios: below 1, ours is faster")
-    print(f"{'vendor':<12}{'ours':>12}{'bare':>12}{'ours/bare':>11}   quartiles of {rounds} rounds")
-    for row in rows:
-        if row.failure:
-            print(f"{row.vendor:<12}{row.failure}")
-        else:
-            print(
-                f"{row.vendor:<12}{row.ours_ms:>9.2f} ms{row.bare_ms:>9.2f} ms{row.ratio:>11.3f}"
-                f"   {row.low:.3f} .. {row.high:.3f}"
-            )
-
-
-@app.command(epilog="Example: sdkit-dispatch doctor --gpu gpu:0 --report report.txt")
+@app.command(epilog="Example: sdkit-dispatch doctor --report report.txt")
 def doctor(
     context: typer.Context,
     gpu: Gpu = "auto",

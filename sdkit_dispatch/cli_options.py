@@ -68,6 +68,7 @@ def dispatcher_of(
     env: str | None = None,
     strict: bool = False,
     is_quiet: bool = False,
+    threads: int | None = None,
 ) -> Iterator[Dispatcher]:
     """Gives a dispatcher with a progress view; both end with the command."""
     from .api import Dispatcher
@@ -80,6 +81,7 @@ def dispatcher_of(
         "may_install": None if install is None else ("yes" if install else "no"),
         "env": env,
         "strict": True if strict else None,
+        "threads": threads,
     }
     config = load_config(settings["config"], home=home, flags=flags)
     if not settings["verbose"]:

@@ -166,6 +166,29 @@ def read_pipeline(folder: Path, *, memo: Path | None = None) -> Pipeline:
     )
 
 
+def pipeline_mark(folder: Path) -> tuple[Any, ...] | None:  # Any: paths and numbers
+    """Returns what changes with any file of a pipeline folder; None where that cannot be told.
+
+    It stands for a `read_pipeline` that hashes: see `file_digest` for why a file that was changed
+    a moment ago, and all files on Windows, cannot be judged by their times.
+    """
+    if os.name == "nt":
+        return None
+    marks = []
+    now_s = time.time()
+    try:
+        for parent, _, names in os.walk(os.path.abspath(folder)):
+            for path in (parent, *(os.path.join(parent, name) for name in names)):
+                entry = os.stat(path)
+                times = (entry.st_mtime_ns, entry.st_ctime_ns)
+                if now_s - max(times) / 1e9 <= RACY_S:
+                    return None
+                marks.append((path, entry.st_size, entry.st_ino, entry.st_dev, *times))
+    except OSError:
+        return None
+    return tuple(sorted(marks))
+
+
 def component_digests(component: Component, *, memo: Path | None = None) -> tuple[str, str]:
     """Returns the sha256 of the graph file, and one over all external data ("" without any).
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +26,14 @@ from .contract import (
 )
 from .errors import RunError, WorkerError
 from .worker_process import Answer, WorkerProcess, WorkerSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Seconds of every run: wall time, and CPU time of all threads of the worker."""
+
+    wall_s: tuple[float, ...]
+    cpu_s: tuple[float, ...]
 
 
 class WorkerClient:
@@ -143,7 +152,7 @@ class WorkerClient:
 
     def time_bare(
         self, onnx: Path, shapes: Shapes, device: Device, feeds: Arrays, *, runs: int
-    ) -> list[float]:
+    ) -> Timing:
         """As `RemoteSession.time`, but of the vendor's runtime used directly."""
         params = {
             "session": None,
@@ -152,7 +161,7 @@ class WorkerClient:
             "device": record_to_json(device),
             "runs": runs,
         }
-        return list(self.process.request("time", params, feeds).result["wall_s"])
+        return record_from_json(Timing, self.process.request("time", params, feeds).result)
 
     def record(self, params: Mapping[str, Any], report: Report) -> Answer:
         """As `generate`, but returns what every component was fed and answered."""
@@ -181,10 +190,10 @@ class RemoteSession:
         """As `Session.run`."""
         return dict(self._process.request("run", self._params, feeds).arrays)
 
-    def time(self, component: str, feeds: Arrays, *, runs: int) -> list[float]:
-        """Runs the step of a component `runs` times in the worker; returns wall seconds of each."""
+    def time(self, component: str, feeds: Arrays, *, runs: int) -> Timing:
+        """Runs the step of a component `runs` times in the worker."""
         params = {**self._params, "component": component, "runs": runs}
-        return list(self._process.request("time", params, feeds).result["wall_s"])
+        return record_from_json(Timing, self._process.request("time", params, feeds).result)
 
     def close(self) -> None:
         """As `Session.close`."""

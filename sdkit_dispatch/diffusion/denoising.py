@@ -54,7 +54,8 @@ def denoise(
         )
         output = first_output("unet", outputs, ("out_sample",), rank=4)
         if guidance is not None:
-            negative, positive = np.split(output, 2)
+            half = len(output) // 2
+            negative, positive = output[:half], output[half:]
             with np.errstate(over="ignore", invalid="ignore"):  # checked below
                 output = negative + np.float32(guidance) * (positive - negative)
         latents, previous_x0 = advance(

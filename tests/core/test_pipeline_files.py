@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,12 @@ import pytest
 
 from sdkit_dispatch import pipeline_files
 from sdkit_dispatch.errors import PipelineError
-from sdkit_dispatch.pipeline_files import component_digests, file_digest, read_pipeline
+from sdkit_dispatch.pipeline_files import (
+    component_digests,
+    file_digest,
+    pipeline_mark,
+    read_pipeline,
+)
 
 SAMPLE = Path(pipeline_files.__file__).with_name("_data") / "sample" / "digits-sd"
 
@@ -248,3 +254,19 @@ def test_a_file_that_just_changed_is_not_memoised(tmp_path, monkeypatch):
     file.write_bytes(b"a")
     file_digest(file, memo=tmp_path / "memo")
     assert not list((tmp_path / "memo").rglob("*.json"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no time that a program cannot set back")
+def test_a_mark_stays_until_a_file_of_the_pipeline_changes(sample, monkeypatch):
+    old_s = time.time() - 3600
+    for path in sample.rglob("*"):
+        os.utime(path, (old_s, old_s))
+    assert pipeline_mark(sample) is None  # their status was changed a moment ago
+    later_s = time.time() + 3600
+    monkeypatch.setattr(pipeline_files.time, "time", lambda: later_s)
+    mark = pipeline_mark(sample)
+    assert mark is not None
+    assert pipeline_mark(sample) == mark
+    config = sample / "unet" / "config.json"
+    config.write_bytes(config.read_bytes())
+    assert pipeline_mark(sample) != mark

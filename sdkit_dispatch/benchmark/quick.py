@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .component_build import wanted
-from .contract import Plan, Progress, Shapes
-from .errors import DispatchError
-from .pipeline_files import Component, Pipeline
+from sdkit_dispatch.component_build import wanted
+from sdkit_dispatch.contract import Plan, Progress, Shapes
+from sdkit_dispatch.errors import DispatchError
+from sdkit_dispatch.pipeline_files import Component, Pipeline
 
 if TYPE_CHECKING:
-    from .api import Choice, Dispatcher
+    from sdkit_dispatch.api import Choice, Dispatcher
 
 COMPONENT = "unet"
 WARM_UP_RUNS = 3
@@ -56,7 +56,7 @@ def quick_benchmark(
     Raises:
         PipelineError: The pipeline cannot be read.
     """
-    from .api import sample_choice
+    from sdkit_dispatch.api import sample_choice
 
     choice = sample_choice(pipeline, choice)
     read = dispatcher.read(pipeline)
@@ -88,11 +88,11 @@ def _row(
         session = ours.load(engine, plan.device)
 
         def run_ours(runs: int) -> float:
-            return statistics.median(session.time(COMPONENT, feeds, runs=runs))
+            return statistics.median(session.time(COMPONENT, feeds, runs=runs).wall_s)
 
         def run_bare(runs: int) -> float:
-            times_s = bare.time_bare(component.onnx, shapes, plan.device, feeds, runs=runs)
-            return statistics.median(times_s)
+            timing = bare.time_bare(component.onnx, shapes, plan.device, feeds, runs=runs)
+            return statistics.median(timing.wall_s)
 
         run_ours(WARM_UP_RUNS)
         step_s = run_bare(WARM_UP_RUNS)

@@ -1,0 +1,49 @@
+"""What a report says of the order of vendors, for `plan` to prefer."""
+
+from __future__ import annotations
+
+from sdkit_dispatch.benchmark.records import CaseResult, Report, Row
+from sdkit_dispatch.errors import ConfigError
+from sdkit_dispatch.measured_order import MeasuredOrder, MeasuredVendor
+
+
+def order_from_report(report: Report) -> tuple[MeasuredOrder, ...]:
+    """Returns an order for every device on which two vendors or more were measured.
+
+    The first case counts: it is the size that the user asked for first.
+
+    Raises:
+        ConfigError: No device has two.
+    """
+    orders = [order for case in report.cases[:1] for order in _orders(report, case)]
+    if not orders:
+        raise ConfigError(
+            "there is no order to apply: fewer than two vendors were measured on one device",
+            "sdkit-dispatch bench --vendors all --apply",
+        )
+    return tuple(orders)
+
+
+def _orders(report: Report, case: CaseResult) -> list[MeasuredOrder]:
+    by_device: dict[str, list[Row]] = {}
+    for row in case.rows:
+        if row.kind == "vendor" and not row.failure and "unet" in row.components:
+            by_device.setdefault(row.device, []).append(row)
+    drivers = {device.id: device.driver for device in report.machine.devices}
+    spec = case.spec
+    return [
+        MeasuredOrder(
+            device=device,
+            driver=drivers.get(device, ""),
+            vendors=tuple(
+                MeasuredVendor(
+                    vendor=row.name, runtime=row.runtime, step_ms=row.components["unet"].median_ms
+                )
+                for row in sorted(rows, key=lambda row: row.components["unet"].median_ms)
+            ),
+            what=f"{report.pipeline.name}, {spec.width_px}x{spec.height_px}",
+            at=report.created_at,
+        )
+        for device, rows in by_device.items()
+        if len(rows) > 1
+    ]
