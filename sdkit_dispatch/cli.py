@@ -66,7 +66,6 @@ vendors_app.command("build", epilog="Example: sdkit-dispatch vendors build ggml 
 )
 app.add_typer(cache_app, name="cache")
 app.add_typer(bundle_app, name="bundle")
-emit_command(app)
 app.add_typer(bench_app, name="bench")
 
 
@@ -410,6 +409,9 @@ def doctor(
             print("no vendor computed anything -> sdkit-dispatch vendors install auto")
         print(f"engines, environments and settings are in {home}")
     raise typer.Exit(0 if is_healthy else 1)
+
+
+emit_command(app)  # here, so that help lists it after the commands that most people want
 
 
 def _build_json(result: Any) -> dict[str, Any]:  # Any: BuildResult; JSON data

@@ -110,7 +110,7 @@ def test_key_stays_what_it_was():
     assert REQUEST.key == KNOWN_KEY
 
 
-@pytest.mark.parametrize("field", set(CHANGES) - {"component"})
+@pytest.mark.parametrize("field", sorted(set(CHANGES) - {"component"}))
 def test_explain_names_the_field_that_differs(store, field):
     publish(store)
     explanation = explain(store, replace(REQUEST, **{field: CHANGES[field]}))

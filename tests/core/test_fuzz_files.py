@@ -15,11 +15,12 @@ from bundle_examples import RECORDING, REQUEST, publish
 from fuzzing import changed_json, fuzz, mutated
 from sdkit_dispatch import cache
 from sdkit_dispatch.bundle_signature import PUBLIC, SECRET, new_keys, read_key
-from sdkit_dispatch.cache import MANIFEST, explain
+from sdkit_dispatch.cache import MANIFEST
 from sdkit_dispatch.check import Recording, recording_bytes, recording_from_bytes
 from sdkit_dispatch.config import load_config, load_profile, shipped_folder
 from sdkit_dispatch.contract import record_to_json
 from sdkit_dispatch.errors import CacheError, ConfigError, WorkerError
+from sdkit_dispatch.store_explain import explain
 from sdkit_dispatch.wire import Frame, read_frame, write_frame
 
 pytestmark = pytest.mark.filterwarnings("error")
