@@ -58,7 +58,7 @@ def _emit(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Write a component as a C++ program with CMakeLists.txt, which needs ggml alone."""
+    """Write a component as a C++ program that needs ggml alone."""
     from .contract import record_to_json
     from .emit import VENDOR
 
