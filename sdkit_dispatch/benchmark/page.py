@@ -12,6 +12,7 @@ from sdkit_dispatch.benchmark.charts import (
     duration,
     grid_chart,
     rate_chart,
+    rate_words,
     ratio_chart,
     rounds_chart,
 )
@@ -21,7 +22,7 @@ from sdkit_dispatch.errors import ConfigError
 TEMPLATES = Path(__file__).parents[1] / "_data" / "report"
 LIBRARIES = ("jinja2", "matplotlib")
 FORMS = {
-    "rate": lambda value: f"{value:.3g}" if value < 1000 else f"{value:.0f}",
+    "rate": rate_words,
     "ms": lambda value: f"{value:.2f} ms" if value < 1000 else f"{value / 1000:.3f} s",
     "s": lambda value: f"{value:.2f} s",
     "MB": lambda value: f"{value / 1e6:.1f} MB",
