@@ -56,8 +56,11 @@ def rate_chart(rows: Sequence[Row]) -> str:
     """Returns bars of images per minute, the fastest on top; empty if nobody made any."""
     shown = [row for row in rows if row.images_per_minute is not None and row.kind != "bare"]
     shown.sort(key=lambda row: row.images_per_minute or 0.0)
-    labels = [f"{row.images_per_minute:.3g}{'' if row.is_rate_measured else ' ~'}" for row in shown]
     values = [row.images_per_minute or 0.0 for row in shown]
+    labels = [
+        f"{rate_words(value)}{'' if row.is_rate_measured else ' ~'}"
+        for row, value in zip(shown, values, strict=True)
+    ]
     return _bars(shown, values, labels, unit="images per minute")
 
 
@@ -198,6 +201,11 @@ def grid_chart(cases: Sequence[CaseResult]) -> str:
     axes.grid(axis="y")
     _legend(axes)
     return _svg(figure)
+
+
+def rate_words(rate: float) -> str:
+    """Returns "12.3" or "1346"."""
+    return f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}"
 
 
 def duration(value_ms: float) -> str:

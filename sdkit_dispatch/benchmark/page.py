@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from sdkit_dispatch.benchmark.charts import (
     duration,
     grid_chart,
     rate_chart,
+    rate_words,
     ratio_chart,
     rounds_chart,
 )
@@ -20,8 +22,8 @@ from sdkit_dispatch.errors import ConfigError
 
 TEMPLATES = Path(__file__).parents[1] / "_data" / "report"
 LIBRARIES = ("jinja2", "matplotlib")
-FORMS = {
-    "rate": lambda value: f"{value:.3g}" if value < 1000 else f"{value:.0f}",
+FORMS: Mapping[str, Callable[[Any], str]] = {  # Any: a number
+    "rate": rate_words,
     "ms": lambda value: f"{value:.2f} ms" if value < 1000 else f"{value / 1000:.3f} s",
     "s": lambda value: f"{value:.2f} s",
     "MB": lambda value: f"{value / 1e6:.1f} MB",

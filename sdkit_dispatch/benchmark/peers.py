@@ -247,13 +247,14 @@ class PeerEntrant:
             process.close()
         self.components = tuple(answer.get("components", ()))
         self.makes_images = bool(answer.get("images"))
+        is_built = "bytes" in answer  # others take the graphs as they are
         self.row = replace(
             self.row,
             runtime=str(answer.get("runtime", "")),
             precision=str(answer.get("precision", "fp32")),
             note=str(answer.get("note", "")),
-            built_now=not answer.get("was_there"),
-            build_s=None if answer.get("was_there") else elapsed_s,
+            built_now=not answer.get("was_there") if is_built else None,
+            build_s=elapsed_s if is_built and not answer.get("was_there") else None,
             engine_bytes=answer.get("bytes"),
         )
         if not self.components and not self.makes_images:

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,6 +39,7 @@ from sdkit_dispatch.plan import Decision
 from toy_pipeline import make_toy_pipeline
 
 ROUNDS = 3
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or ""
 CPU = Device(id="cpu", kind="cpu", maker="amd", name="a processor")
 
 
@@ -175,6 +177,25 @@ def test_the_page_fetches_nothing(html):
     assert "@import" not in html
     assert "url(" not in re.sub(r"url\(#[^)]*\)", "", html)
     assert html.count("<svg") >= 4
+
+
+@pytest.mark.skipif(not BROWSER, reason="Chromium is not installed")
+def test_the_page_opens_in_a_browser_without_a_word_on_its_console(html, tmp_path):
+    file = tmp_path / "page.html"
+    file.write_text(html, encoding="utf-8")
+    options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr")
+    offline = ("--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={tmp_path / 'profile'}")
+    done = subprocess.run(
+        [BROWSER, *options, *offline, "--dump-dom", file.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "CONSOLE" not in done.stderr
+    read = Cells()
+    read.feed(done.stdout)
+    assert len(read.cells) > 20
+    assert json.loads(read.json)["schema_version"] == 1
 
 
 def test_the_page_says_the_command_and_escapes_it(html):

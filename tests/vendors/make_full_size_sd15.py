@@ -2,10 +2,13 @@
 
 Needs PyTorch, diffusers, transformers and onnxscript, 5 GB of disk and 12 GB of memory; 3 minutes.
 The weights are random, so pictures are noise; sizes, operators and speed are those of the real one.
+OUT is a whole pipeline: `sdkit-dispatch bench OUT --suite sd15` measures it.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 import warnings
 from collections.abc import Callable
@@ -93,7 +96,24 @@ def export(
         )
 
 
+def write_settings(out: Path) -> None:
+    """Writes config.json of every component; tokenizer and scheduler are those of the sample."""
+    sample = Path(__file__).parents[2] / "sdkit_dispatch" / "_data" / "sample" / "digits-sd"
+    configs = {
+        "text_encoder": {**TEXT, "max_position_embeddings": 77},
+        "unet": {**UNET, "_class_name": "UNet2DConditionModel"},
+        "vae_decoder": {**VAE, "_class_name": "AutoencoderKL", "scaling_factor": 0.18215},
+    }
+    for name, config in configs.items():
+        (out / name).mkdir(parents=True, exist_ok=True)
+        (out / name / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    for name in ("tokenizer", "scheduler"):
+        shutil.copytree(sample / name, out / name, dirs_exist_ok=True)
+    shutil.copy(sample / "model_index.json", out)
+
+
 def main(out: Path) -> None:
+    write_settings(out)
     torch.manual_seed(SEED)
     ids = torch.randint(0, 49000, (1, 77))
     text = CLIPTextModel(CLIPTextConfig(**TEXT))
