@@ -40,11 +40,12 @@ if importlib.util.find_spec("onnxruntime") is None:
 
 import onnxruntime as ort
 
-from sdkit_onnxruntime import migraphx
+from sdkit_onnxruntime import migraphx, migraphx_parser
 from sdkit_onnxruntime.gpu_refusals import MIGRAPHX, meaning_of
 from sdkit_onnxruntime.gpu_session import NotOnGpuError
 from sdkit_onnxruntime.migraphx import RUNTIME, MigraphxAdapter, provider_options
 from sdkit_onnxruntime.migraphx_graph import UNSUPPORTED, check_graph
+from sdkit_onnxruntime.migraphx_parser import ask_parser, find_parser
 from sdkit_onnxruntime.mxr import mxr_header
 from sdkit_onnxruntime.placement import Placement
 from sdkit_onnxruntime.rocm import library_folders, load_libraries, scrub_environment
@@ -495,3 +496,66 @@ def test_the_version_of_the_library_is_in_the_key(
         assert isinstance(plan, Plan)
         targets.append(plan.target)
     assert targets == ["gfx1201;migraphx=2.15.0", "gfx1201;migraphx=2.16.0"]
+
+
+def fake_parser(folder: Path, words: str, code: int = 0) -> Path:
+    """A shell script in place of migraphx-driver, which keeps how it was called."""
+    tool = folder / "rocm" / "bin" / "migraphx-driver"
+    tool.parent.mkdir(parents=True)
+    (folder / "rocm" / "lib").mkdir()
+    tool.write_text(
+        f"#!/bin/sh\nprintf '%s\\n' \"$@\" > {folder}/asked\n"
+        f"cat <<'END'\n{words}\nEND\nexit {code}\n"
+    )
+    tool.chmod(0o755)
+    return tool
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "kind", "said"),
+    [
+        ("Unknown operator: STFT\nUnknown operator: Det", 0, UnsupportedOpError, "Det, STFT"),
+        (
+            "src/onnx/onnx_parser.cpp:417: parse_graph: num_heads attribute required",
+            1,
+            CompileError,
+            "num_heads attribute required",
+        ),
+    ],
+)
+def test_the_parser_of_rocm_is_asked_before_the_minutes(
+    words: str, code: int, kind: type[CompileError], said: str, tmp_path: Path
+) -> None:
+    tool = fake_parser(tmp_path, words, code)
+    assert find_parser([tmp_path / "rocm" / "lib"]) == tool
+    with pytest.raises(kind, match=said) as caught:
+        ask_parser("unet", tmp_path / "graph.onnx", tool=tool)
+    assert type(caught.value) is kind
+    assert "--vendor ggml" in caught.value.hint
+    asked = (tmp_path / "asked").read_text().split()
+    assert asked == ["read", "--onnx", str(tmp_path / "graph.onnx"), "--skip-unknown-operators"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "is_asked"),
+    [
+        ("module: main\n@0 = parameter", 0, True),
+        ("libhip.so.7: cannot open shared object", 127, False),
+    ],
+)
+def test_a_parser_that_says_nothing_of_the_graph_is_no_obstacle(
+    words: str, code: int, is_asked: bool, tmp_path: Path
+) -> None:
+    tool = fake_parser(tmp_path, words, code)
+    assert ask_parser("unet", tmp_path / "graph.onnx", tool=tool) is is_asked
+    assert ask_parser("unet", tmp_path / "graph.onnx", tool=tmp_path / "gone") is False
+
+
+def test_a_build_ends_with_the_operators_that_the_parser_does_not_know(
+    stub: StubProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = fake_parser(tmp_path, "Unknown operator: Conv")
+    monkeypatch.setattr(migraphx_parser, "find_parser", lambda: tool)
+    with pytest.raises(UnsupportedOpError, match="vae_decoder; its parser does not know Conv"):
+        compiled(tmp_path / "out")
+    assert stub.compiled == 0

@@ -33,6 +33,7 @@ from sdkit_onnxruntime.gpu_engine import check_files, specs_of, write_engine
 from sdkit_onnxruntime.gpu_refusals import MIGRAPHX, Meaning, meaning_of
 from sdkit_onnxruntime.gpu_session import GRAPH_FILE, flops_of_file, one_node_model, open_on
 from sdkit_onnxruntime.migraphx_graph import check_graph
+from sdkit_onnxruntime.migraphx_parser import ask_parser
 from sdkit_onnxruntime.mxr import mxr_header
 from sdkit_onnxruntime.placement import Placement
 from sdkit_onnxruntime.rocm import card_number, load_libraries, scrub_environment, versions
@@ -157,6 +158,8 @@ class MigraphxAdapter:
         options = options_from_mapping(MigraphxOptions, VENDOR, request.options)
         check_graph(component, make_static(onnx, request.shapes))
         write_engine(request, onnx, out, report, keep=options.keep_fp32)
+        report(Progress(phase=f"parse {component}"))
+        ask_parser(component, out / GRAPH_FILE)
         programs = out / PROGRAMS_FOLDER
         programs.mkdir()
         report(Progress(phase=f"compile {component}: minutes, without a word from the compiler"))
