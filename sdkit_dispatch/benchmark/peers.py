@@ -211,7 +211,9 @@ def _environment(dispatcher: Dispatcher, peer: PeerSpec) -> Environment | Reject
     found = resolve(peer.vendor, choice="auto", home=dispatcher.home)
     if isinstance(found, Rejection):
         hint = f"sdkit-dispatch bench --peers {peer.name} --install"
-        return replace(found, hint=hint)
+        # Its own words name folders, and a report is made to be shown to others.
+        reason = "it is not installed" if found.code == "not-installed" else found.reason
+        return replace(found, reason=reason, hint=hint)
     return found
 
 

@@ -59,7 +59,8 @@ def versus_line(one: Versus) -> str:
 def _line(row: Row) -> str:
     unet = row.components.get("unet")
     error = max(row.error.values(), default=None)
-    rate = _number(row.images_per_minute, ".2f") + ("" if row.is_rate_measured else "~")
+    is_computed = row.images_per_minute is not None and not row.is_rate_measured
+    rate = _number(row.images_per_minute, ".2f") + ("~" if is_computed else "")
     return (
         f"{row.name:<24}{_number(row.build_s, '.1f', ' s'):>9}"
         f"{_number(row.engine_bytes and row.engine_bytes / 1e6, '.1f', ' MB'):>10}"
