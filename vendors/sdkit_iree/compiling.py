@@ -79,12 +79,8 @@ def build_engine(blueprint: Blueprint, workshop: Path, out: Path, report: Report
     except UnsupportedOpError as error:
         raise _no_operators(blueprint, error.message) from error
 
-    phase = f"write the weights of {component}"
-    write_archive(
-        prepared,
-        out / WEIGHTS_FILE,
-        on_fraction=lambda share: report(Progress(phase=phase, fraction=share)),
-    )
+    report(Progress(phase=f"write the weights of {component}"))
+    write_archive(prepared, out / WEIGHTS_FILE)
     done = _compile(blueprint, prepared.graph, workshop, report)
     if done.code:
         raise _refusal(blueprint, prepared.graph, workshop, done, report)

@@ -6,7 +6,7 @@ for a larger model of the same structure, and the archive is mapped at load.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from onnx import TensorProto
 from sdkit_dispatch.errors import UnsupportedOpError
 from sdkit_dispatch.graph.value_types import inline_functions
 from sdkit_dispatch.graph.weight_files import load_small_tensors, values_of
+from sdkit_iree.folding import fold_constants
 
 ENTRY = "main"
 """Name of the function that a graph becomes."""
@@ -56,6 +57,7 @@ def prepare(model: onnx.ModelProto, folder: Path) -> Prepared:
     _refuse_foreign_operators(work)
     _constants_to_initializers(work.graph)
     load_small_tensors(work, folder, OUTSIDE_ELEMENTS * _WIDEST_BYTES)
+    fold_constants(work)
     weights: dict[str, TensorProto] = {}
     names = _names_of(work.graph)
     outputs = {value.name for value in work.graph.output}
@@ -79,18 +81,16 @@ def prepare(model: onnx.ModelProto, folder: Path) -> Prepared:
     return Prepared(graph=work, weights=weights, folder=folder)
 
 
-def write_archive(prepared: Prepared, path: Path, *, on_fraction: Callable[[float], None]) -> None:
+def write_archive(prepared: Prepared, path: Path) -> None:
     """Writes the weights as a parameter archive, from mapped files.
 
     Raises:
         PipelineError: An external file is missing or too short.
     """
     index = rt.ParameterIndex()
-    for done, (name, tensor) in enumerate(prepared.weights.items()):
+    for name, tensor in prepared.weights.items():
         index.add_buffer(name, values_of(tensor, prepared.folder))
-        on_fraction(done / len(prepared.weights))
     index.create_archive_file(str(path))
-    on_fraction(1.0)
 
 
 def without_operators(model: onnx.ModelProto, op_types: set[str]) -> onnx.ModelProto | None:
