@@ -15,6 +15,7 @@ from sdkit_dispatch.errors import CompileError, UnsupportedOpError
 from sdkit_dispatch.graph.precision import is_half_graph, write_at_precision
 from sdkit_dispatch.graph.static_shapes import free_inputs, make_static
 from sdkit_dispatch.graph.tensors import numpy_dtype_name, static_spec
+from sdkit_dispatch.graph.weight_files import tensor_bytes
 from sdkit_iree.build_memory import estimated_peak_bytes, machine_bytes
 from sdkit_iree.engine_files import MODULE_FILE, WEIGHTS_FILE, write_note
 from sdkit_iree.graph_file import OUTSIDE_ELEMENTS, prepare, without_operators, write_archive
@@ -91,12 +92,14 @@ def build_engine(blueprint: Blueprint, workshop: Path, out: Path, report: Report
 
 def _check_memory(blueprint: Blueprint, model: onnx.ModelProto) -> None:
     nodes = len(model.graph.node)
-    peak, have = estimated_peak_bytes(nodes), machine_bytes()
+    weights_bytes = sum(tensor_bytes(tensor) for tensor in model.graph.initializer)
+    peak = estimated_peak_bytes(nodes=nodes, weights_bytes=weights_bytes)
+    have = machine_bytes()
     if have is None or peak <= have:
         return
     sentence = (
-        f"compiling the {nodes} nodes of {blueprint.component} takes about {peak / _GB:.1f} GB of "
-        f"memory, and there are {have / _GB:.1f}"
+        f"compiling {blueprint.component} ({nodes} nodes, {weights_bytes / _GB:.1f} GB of weights) "
+        f"takes about {peak / _GB:.1f} GB of memory, and there are {have / _GB:.1f}"
     )
     if blueprint.must_fit:
         raise CompileError(

@@ -45,7 +45,7 @@ def levels_of_this_cpu() -> tuple[str, ...]:
 def levels_from_flags(flags: Iterable[str]) -> tuple[str, ...]:
     """Returns the levels of a processor with these flags of /proc/cpuinfo, the best first."""
     have, found = frozenset(flags), []
-    for level, needed in reversed(X86_LEVELS.items()):
+    for level, needed in reversed(tuple(X86_LEVELS.items())):
         if not needed <= have:
             break
         found.append(level)
