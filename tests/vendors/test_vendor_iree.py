@@ -377,3 +377,22 @@ def test_the_note_of_an_engine_is_plain_json(built: Built) -> None:
     note = json.loads(Path(built.engine.folder, "engine.json").read_text(encoding="utf-8"))
     assert [one["name"] for one in note["inputs"]] == list(TOY_SHAPES)
     assert note["outputs"] == [{"name": "out_sample", "dtype": "float32", "shape": [2, 4, 8, 8]}]
+
+
+def test_output_sizes_that_nobody_can_infer_are_seen_at_load(tmp_path: Path) -> None:
+    """Where `NonZero` finds something is known only when it has run."""
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["places"]),
+        helper.make_node("Cast", ["places"], ["y"], to=TensorProto.FLOAT),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, "n"])],
+    )
+    path = tmp_path / "model.onnx"
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path)
+    session = build(SPEC, tmp_path / "out", "odd", onnx_file=path, shapes={"x": (4,)}).load()
+    assert session.outputs[0].shape == (1, 0)

@@ -45,12 +45,10 @@ class IreeAdapter:
     Attributes:
         threads: How many threads sessions use; None leaves it to the runtime. It is no option: it
             changes no engine.
-        warm_up: Whether `load` runs an engine once.
     """
 
     def __init__(self) -> None:
         self.threads: int | None = None
-        self.warm_up = True
 
     def probe(self, device: Device) -> str | Rejection:
         if not backends_for(device):
@@ -167,8 +165,8 @@ class IreeAdapter:
             raise CacheError(
                 f"{VENDOR}: the engine of {request.component} in {folder} does not open: {error}"
             ) from error
-        if self.warm_up or any(-1 in spec.shape for spec in note.outputs):
-            session.warm_up()
+        if any(-1 in spec.shape for spec in note.outputs):
+            session.see_output_sizes()
         return session
 
     def _probe_runtime(self, device: Device) -> str | Rejection:

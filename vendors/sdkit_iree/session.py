@@ -60,8 +60,8 @@ class IreeSession:
             raise RunError(f"iree: {error}") from error
         return {spec.name: array for spec, array in zip(self.outputs, arrays, strict=True)}
 
-    def warm_up(self) -> None:
-        """Runs once on zeros: weights are mapped, and sizes that are not known yet are seen."""
+    def see_output_sizes(self) -> None:
+        """Runs once on zeros, for a graph whose output sizes could not be inferred."""
         outputs = self.run({spec.name: np.zeros(spec.shape, spec.dtype) for spec in self.inputs})
         self.outputs = tuple(
             TensorSpec(name=spec.name, dtype=spec.dtype, shape=outputs[spec.name].shape)
