@@ -50,11 +50,19 @@ def pieces_of(tensor: onnx.TensorProto, folder: Path) -> Iterator[Any]:
         PipelineError: The external file lies outside `folder`, is missing or too short; or the
             tensor claims what it does not hold.
     """
+    yield from _cut(values_of(tensor, folder))
+
+
+def values_of(tensor: onnx.TensorProto, folder: Path) -> Any:  # Any: numpy.ndarray
+    """Returns the values of a tensor as one flat little-endian byte array, mapped if external.
+
+    Raises:
+        PipelineError: The external file lies outside `folder`, is missing or too short.
+    """
     if not uses_external_data(tensor):
         require_held(tensor)
         data = tensor.raw_data or numpy_helper.to_array(tensor).tobytes()
-        yield from _cut(np.frombuffer(data, np.uint8))
-        return
+        return np.frombuffer(data, np.uint8)
     part = external_part(tensor)
     try:
         path = (folder / part.location).resolve()
@@ -65,12 +73,11 @@ def pieces_of(tensor: onnx.TensorProto, folder: Path) -> Iterator[Any]:
         raise PipelineError(f'"{tensor.name}" has its data at "{part.location}", out of {folder}')
     size_bytes = tensor_bytes(tensor)
     if size_bytes == 0:
-        return
+        return np.zeros(0, np.uint8)
     try:
-        mapped = np.memmap(path, np.uint8, "r", offset=part.start, shape=(size_bytes,))
+        return np.memmap(path, np.uint8, "r", offset=part.start, shape=(size_bytes,))
     except (OSError, ValueError, OverflowError) as error:
         raise PipelineError(f'{path} does not hold the data of "{tensor.name}": {error}') from error
-    yield from _cut(mapped)
 
 
 def converted(piece: Any, source: int, target: int) -> Any:  # Any: numpy.ndarray

@@ -17,7 +17,7 @@ from sdkit_dispatch.__main__ import HELP_FILE
 from sdkit_dispatch.show_devices import SCHEMA_VERSION
 
 ROOT = Path(__file__).parents[2]
-RUNTIMES = ("onnxruntime", "openvino", "torch", "tensorrt", "tensorrt_rtx")
+RUNTIMES = ("iree", "onnxruntime", "openvino", "torch", "tensorrt", "tensorrt_rtx")
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from sdkit_dispatch.contract import (
     Engine,
     Plan,
     Precision,
+    Progress,
     Session,
     TensorSpec,
     Vendor,
@@ -46,11 +47,12 @@ CPU = Device(id="cpu", kind="cpu", maker="amd", name="the processor", arch="x86_
 
 @dataclass(frozen=True)
 class Built:
-    """An engine, and the plan and the adapter that made it."""
+    """An engine, the plan and the adapter that made it, and what was reported meanwhile."""
 
     adapter: Vendor
     plan: Plan
     engine: Engine
+    seen: tuple[Progress, ...] = ()
 
     def load(self) -> Session:
         return self.adapter.load(self.engine, CPU)
@@ -114,9 +116,10 @@ def build(
     if shapes is not None:
         request = replace(request, shapes=shapes)
     out.mkdir(parents=True)
-    adapter.compile(request, path, out, device=CPU, report=lambda progress: None)
+    seen: list[Progress] = []
+    adapter.compile(request, path, out, device=CPU, report=seen.append)
     engine = Engine(key=request.key, request=request, folder=str(out), onnx=str(path))
-    return Built(adapter, plan, engine)
+    return Built(adapter, plan, engine, tuple(seen))
 
 
 def feeds_for(inputs: tuple[TensorSpec, ...], seed: int = 0) -> dict[str, Any]:
