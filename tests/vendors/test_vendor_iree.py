@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +46,11 @@ from vendor_harness import (
     snapshot,
 )
 
-pytest.importorskip("iree.compiler", reason="iree-base-compiler is not installed")
-pytest.importorskip("iree.runtime", reason="iree-base-runtime is not installed")
+for package in SPEC.runtime_packages:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        pytest.skip(f"{package} is not installed", allow_module_level=True)
 
 TOY_SHAPES = {"sample": (2, 4, 8, 8), "timestep": (), "encoder_hidden_states": (2, 77, 4)}
 FLOAT_TOLERANCE = 1e-5
