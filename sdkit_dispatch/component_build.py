@@ -28,7 +28,7 @@ from .contract import (
     Shapes,
     VendorSpec,
 )
-from .diffusion.shapes import component_shapes
+from .diffusion.shapes import component_shapes, unet_multiple
 from .errors import (
     CacheError,
     CompileError,
@@ -146,6 +146,8 @@ def build_request(plan: Plan, spec: VendorSpec, want: Wanted, component: str) ->
     rows = plan.ranges.get(component)
     if rows:
         shapes = usual_shapes(want.shapes[component], rows)
+    if shapes is not None and rows and component == "unet":
+        _require_even(want, plan, shapes)
     if shapes is None:
         raise CompileError(
             f"{component}: {_written(want.shapes[component])} is outside the size ranges "
@@ -165,6 +167,23 @@ def build_request(plan: Plan, spec: VendorSpec, want: Wanted, component: str) ->
         options=plan.options,
         passes=graph.REVISION,
     )
+
+
+def _require_even(want: Wanted, plan: Plan, usual: Shapes) -> None:
+    """Refuses sizes that only a graph made for them computes (`graph.upsampling`).
+
+    Raises:
+        CompileError: A side does not halve evenly; an engine of a range would not run.
+    """
+    multiple = unet_multiple(want.pipeline)
+    for shapes in (want.shapes["unet"], usual):
+        if any(side % multiple for side in shapes["sample"][2:]):
+            raise CompileError(
+                f"unet: sample {list(shapes['sample'])} has sides that do not divide by "
+                f"{multiple}, and the engine of the size ranges of options.{plan.vendor}.profiles "
+                "serves no others",
+                "remove the range of unet: then an engine is built for each size",
+            )
 
 
 class ComponentBuilder:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from .build import LADDER_ERRORS, Builder, Step, all_failed, failed_step
-from .checkpoint import Checkpoint, identity
+from .checkpoint import Checkpoint, identity, read_checkpoint
 from .contract import GenerateRequest, Plan, Precision, Report, record_to_json
-from .errors import ConfigError
+from .errors import ConfigError, PipelineError
 from .loaded_pipeline import GenerateAnswer
 from .pipeline_files import file_digest
 from .workers import Workers
@@ -38,6 +38,8 @@ class LoadedCheckpoint:
     report: Report
     is_strict: bool = False
     _steps: list[Step] = field(default_factory=list)
+    _sound: str = ""
+    """Identity of the file whose header was read and found sound."""
 
     def generate(self, prompt: str, **values: Any) -> GenerateAnswer:
         """As `LoadedPipeline.generate`; the noise cannot be given.
@@ -74,16 +76,24 @@ class LoadedCheckpoint:
     def _run(self, plan: Plan, request: GenerateRequest) -> GenerateAnswer:
         started_s = time.monotonic()
         path = self.checkpoint.path
+        seen = identity(path)
+        if seen != self._sound:  # the loaders of engines trust it, so it is read here first
+            self.checkpoint, self._sound = read_checkpoint(path), seen
         digest = file_digest(path, memo=self.builder.tools.store.memo)
         params = {
             "checkpoint": str(path.resolve()),
-            "identity": identity(path),
+            "identity": seen,
             "device": record_to_json(plan.device),
             "options": dict(plan.options),
             "request": record_to_json(request),
         }
         client = self.workers.client(self.workers.specs[plan.vendor])
         answer = client.generate(params, {}, self.report)
+        if identity(path) != seen:
+            self.workers.stop(self.workers.specs[plan.vendor])  # it may hold a part of each
+            raise PipelineError(
+                f"the checkpoint '{path}' was changed while it was used", "run it again"
+            )
         ran = answer.result["facts"]
         if ran["precision"] in get_args(Precision):  # planned before the file was looked into
             plan = replace(plan, precision=ran["precision"])

@@ -1,7 +1,8 @@
 """The order of vendors that was measured on this machine, and that plans then prefer.
 
-It holds for one device and its driver, and for the runtimes that were measured: when one of them
-is another version, the order is ignored, and the vendors' own ranks count again.
+It holds for one device and its driver (a slot, or "cpu", may hold another one tomorrow), and for
+the runtimes that were measured: when one of them is another version, the order is ignored, and the
+vendors' own ranks count again.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ class MeasuredOrder:
     """The vendors of one device, fastest first.
 
     Attributes:
+        name: Of the device: its id may be a slot, or "cpu".
         what: The pipeline and size that were measured.
         at: UTC, ISO 8601.
     """
 
     device: str
+    name: str
     driver: str
     vendors: tuple[MeasuredVendor, ...]
     what: str
@@ -97,7 +100,8 @@ def with_measured_order(decision: Decision, orders: Sequence[MeasuredOrder]) -> 
 
 
 def _still_holds(plan: Plan, order: MeasuredOrder, measured: dict[str, MeasuredVendor]) -> bool:
-    return plan.device.driver == order.driver and plan.runtime == measured[plan.vendor].runtime
+    is_same_device = (plan.device.name, plan.device.driver) == (order.name, order.driver)
+    return is_same_device and plan.runtime == measured[plan.vendor].runtime
 
 
 def _with_reason(

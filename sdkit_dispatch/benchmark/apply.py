@@ -29,15 +29,18 @@ def _orders(report: Report, case: CaseResult) -> list[MeasuredOrder]:
     for row in case.rows:
         if row.kind == "vendor" and not row.failure and "unet" in row.components:
             by_device.setdefault(row.device, []).append(row)
-    drivers = {device.id: device.driver for device in report.machine.devices}
+    known = {device.id: device for device in report.machine.devices}
     spec = case.spec
     return [
         MeasuredOrder(
             device=device,
-            driver=drivers.get(device, ""),
+            name=known[device].name,
+            driver=known[device].driver,
             vendors=tuple(
                 MeasuredVendor(
-                    vendor=row.name, runtime=row.runtime, step_ms=row.components["unet"].median_ms
+                    vendor=row.vendor or row.name,
+                    runtime=row.runtime,
+                    step_ms=row.components["unet"].median_ms,
                 )
                 for row in sorted(rows, key=lambda row: row.components["unet"].median_ms)
             ),
@@ -45,5 +48,5 @@ def _orders(report: Report, case: CaseResult) -> list[MeasuredOrder]:
             at=report.created_at,
         )
         for device, rows in by_device.items()
-        if len(rows) > 1
+        if len(rows) > 1 and device in known
     ]

@@ -68,12 +68,17 @@ class Entrant(Protocol):
 
 @dataclass(kw_only=True)
 class VendorEntrant:
-    """A vendor as the denoising loop runs it: engines of the store, in a worker."""
+    """A vendor as the denoising loop runs it: engines of the store, in a worker.
+
+    Attributes:
+        label: Name of its row; the vendor's by default.
+    """
 
     dispatcher: Dispatcher
     choice: Choice
     plan: Plan
     want: Wanted
+    label: str = ""
     makes_images: bool = True
     components: tuple[str, ...] = ()
     row: Row = field(init=False)
@@ -83,7 +88,7 @@ class VendorEntrant:
     _feeds: dict[str, Arrays] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.row = _row_of(self.plan, kind="vendor", name=self.plan.vendor)
+        self.row = _row_of(self.plan, kind="vendor", name=self.label or self.plan.vendor)
 
     def prepare(self) -> None:
         self.plan, self._built = self.dispatcher.builder(self.choice).build_with(
@@ -153,11 +158,16 @@ class VendorEntrant:
 
 @dataclass(kw_only=True)
 class BareEntrant:
-    """A vendor's runtime used directly, by the `bare` module of its package."""
+    """A vendor's runtime used directly, by the `bare` module of its package.
+
+    Attributes:
+        label: Name of the row that it is held against; the vendor's by default.
+    """
 
     dispatcher: Dispatcher
     plan: Plan
     want: Wanted
+    label: str = ""
     components: tuple[str, ...] = ()
     makes_images: bool = False
     row: Row = field(init=False)
@@ -165,7 +175,8 @@ class BareEntrant:
     _feeds: dict[str, Arrays] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.row = _row_of(self.plan, kind="bare", name=f"{self.plan.vendor} (bare)")
+        name = f"{self.label or self.plan.vendor} (bare)"
+        self.row = _row_of(self.plan, kind="bare", name=name)
 
     def prepare(self) -> None:
         self.components = tuple(self.want.shapes)
@@ -229,6 +240,7 @@ def _row_of(plan: Plan, *, kind: Kind, name: str) -> Row:
     return Row(
         name=name,
         kind=kind,
+        vendor=plan.vendor,
         device=plan.device.id,
         runtime=plan.runtime,
         precision=plan.precision,

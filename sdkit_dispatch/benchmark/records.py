@@ -78,7 +78,8 @@ class Row:
     """One entrant in one case.
 
     Attributes:
-        name: "openvino", "openvino (bare)", "openvino-genai".
+        name: "openvino", "openvino (bare)", "openvino-genai"; no other row of the case has it.
+        vendor: Whose row it is; empty for a peer.
         runtime: And its version, as it says itself.
         ran: Component -> what the loaded engine says of itself: device, precision, threads.
         built_now: False: the engines were in the store, and `build_s` is what building took then.
@@ -99,6 +100,7 @@ class Row:
 
     name: str
     kind: Kind
+    vendor: str = ""
     device: str = ""
     runtime: str = ""
     precision: str = ""

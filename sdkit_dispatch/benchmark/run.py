@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -196,13 +196,18 @@ class Benchmark:
     def _made(self, want: Wanted) -> list[Entrant]:
         entrants: list[Entrant] = []
         self._missing: list[Row] = []
-        for plan in self._plans():
+        plans = self._plans()
+        for plan, label in zip(plans, _labels(plans), strict=True):
             choice = replace(self.choice, vendor=plan.vendor)
             entrants.append(
-                VendorEntrant(dispatcher=self.dispatcher, choice=choice, plan=plan, want=want)
+                VendorEntrant(
+                    dispatcher=self.dispatcher, choice=choice, plan=plan, want=want, label=label
+                )
             )
             if has_bare(self.dispatcher, plan.vendor):
-                entrants.append(BareEntrant(dispatcher=self.dispatcher, plan=plan, want=want))
+                entrants.append(
+                    BareEntrant(dispatcher=self.dispatcher, plan=plan, want=want, label=label)
+                )
         peers, missing = peer_entrants(self.dispatcher, self.choice, want, self.options.peers)
         self._missing += missing
         return [*entrants, *peers]
@@ -217,7 +222,18 @@ class Benchmark:
         plans: list[Plan] = []
         for decision, name in zip(decisions, names, strict=True):
             for plan in decision.plans:
-                if plan.state == "ready" or self.dispatcher.may_install:
+                if self.dispatcher.specs[plan.vendor].takes != "onnx":
+                    self._missing.append(
+                        Row(
+                            name=plan.vendor,
+                            kind="vendor",
+                            vendor=plan.vendor,
+                            device=plan.device.id,
+                            failure="it takes whole checkpoints, and this is a folder of ONNX "
+                            "graphs",
+                        )
+                    )
+                elif plan.state == "ready" or self.dispatcher.may_install:
                     plans.append(plan)
                 else:
                     self._missing.append(
@@ -250,6 +266,21 @@ class Benchmark:
 
     def _with_missing(self, case: CaseResult) -> CaseResult:
         return replace(case, rows=(*case.rows, *self._missing))
+
+
+def _labels(plans: Sequence[Plan]) -> list[str]:
+    """Returns a name for the row of each plan; a vendor may serve several devices here."""
+    labels: list[str] = []
+    for plan in plans:
+        label = plan.vendor
+        if sum(one.vendor == plan.vendor for one in plans) > 1:
+            label = f"{plan.vendor} on {plan.device.kind}"
+        number, unique = 1, label
+        while unique in labels:
+            number += 1
+            unique = f"{label} {number}"
+        labels.append(unique)
+    return labels
 
 
 def _drift_remarks(case: CaseResult) -> str:

@@ -106,6 +106,14 @@ def vae_factor(pipeline: Pipeline) -> int:
     return int(2 ** (len(_levels(pipeline, "vae_decoder")) - 1))
 
 
+def unet_multiple(pipeline: Pipeline) -> int:
+    """Returns what sides of latents divide by that the UNet halves evenly: 8 for SD1.5.
+
+    Other sides need a graph of their own: see `graph.upsampling`.
+    """
+    return int(2 ** (len(_levels(pipeline, "unet")) - 1))
+
+
 def latent_shape(pipeline: Pipeline, request: GenerateRequest) -> Shape:
     """Returns `(channels, height, width)` of one image's latents.
 

@@ -23,9 +23,14 @@ from onnx import helper, numpy_helper
 _MARK = "sdkit_crop"
 """How names of what this pass adds begin."""
 _UPSAMPLERS = frozenset({"Resize", "Upsample"})
-_PASSED = frozenset({"Add", "Cast", "Conv", "Div", "Identity", "Mul", "Sub"})
-"""What may stand between the Resize and the Concat: its convolution, and what an exporter or a
-precision adds."""
+_PASSED = frozenset(
+    {
+        *("Add", "Cast", "Conv", "Div", "Identity", "Mul", "Sub"),
+        *("DequantizeLinear", "QuantizeLinear"),
+    }
+)
+"""What may stand between the Resize and the Concat: its convolution, and what an exporter, a
+precision or a quantisation adds. One doubling that is missed makes the others' sides wrong."""
 _CHANNELS = 1
 
 

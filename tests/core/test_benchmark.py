@@ -22,7 +22,13 @@ from sdkit_dispatch.benchmark.export import csv_text, submission
 from sdkit_dispatch.benchmark.machine import Watch, cpu_seconds, remarks_on
 from sdkit_dispatch.benchmark.page import FORMS, page
 from sdkit_dispatch.benchmark.records import MachineState, Report, report_to_json
-from sdkit_dispatch.benchmark.run import Benchmark, Options, parse_numbers, parse_sizes
+from sdkit_dispatch.benchmark.run import (
+    Benchmark,
+    Options,
+    _labels,
+    parse_numbers,
+    parse_sizes,
+)
 from sdkit_dispatch.benchmark.suites import SUITES, suite_named
 from sdkit_dispatch.config import Config
 from sdkit_dispatch.contract import Device, Plan
@@ -376,6 +382,7 @@ GPU = Device(id="pci:0", kind="discrete", maker="nvidia", name="a GPU", driver="
 def order(*vendors: str, device: Device = CPU, version: str = "1") -> MeasuredOrder:
     return MeasuredOrder(
         device=device.id,
+        name=device.name,
         driver=device.driver,
         vendors=tuple(
             MeasuredVendor(vendor=name, runtime=f"{name} {version}", step_ms=10.0 * (place + 1))
@@ -415,8 +422,9 @@ def test_a_measured_order_says_nothing_of_other_devices():
         order("cpu", "openvino", version="0"),
         replace(order("cpu", "openvino"), driver="another"),
         replace(order("cpu", "openvino"), device="pci:1"),
+        replace(order("cpu", "openvino"), name="the processor of another machine"),
     ],
-    ids=["another runtime", "another driver", "another device"],
+    ids=["another runtime", "another driver", "another device", "another device in its place"],
 )
 def test_an_order_of_other_versions_is_forgotten(old):
     decision = Decision(plans=tuple(map(plan_of, ("openvino", "cpu"))), rejections=())
@@ -447,10 +455,39 @@ def test_an_order_comes_from_two_vendors_on_one_device(report):
     case = report.cases[0]
     row = case.rows[0]
     series = replace(row.components["unet"], median_ms=row.components["unet"].median_ms / 2)
-    other = replace(row, name="swift", components={"unet": series})
+    other = replace(row, name="swift", vendor="swift", components={"unet": series})
     (found,) = order_from_report(replace(report, cases=(replace(case, rows=(row, other)),)))
     assert [one.vendor for one in found.vendors] == ["swift", "null"]
     assert found.device == "cpu"
+
+
+def test_a_vendor_on_two_devices_is_two_rows_with_timings_of_their_own(
+    folder, tmp_path, monkeypatch
+):
+    with Dispatcher(home=tmp_path, config=Config(threads=1)) as dispatcher:
+        devices = [GPU, *dispatcher.devices]
+        monkeypatch.setattr(Dispatcher, "devices", property(lambda _: devices))
+        options = Options(
+            vendors=("null",), sizes=((32, 16),), steps=2, rounds=ROUNDS, image_rounds=0
+        )
+        report = Benchmark(
+            dispatcher=dispatcher,
+            pipeline=dispatcher.read(folder),
+            choice=Choice(must_check=False),
+            options=options,
+        ).run()
+    rows = [row for row in report.cases[0].rows if row.components]
+    assert [row.name for row in rows] == ["null on discrete", "null on cpu"]
+    assert [row.vendor for row in rows] == ["null", "null"]
+    assert [row.device for row in rows] == ["pci:0", "cpu"]
+    # The clock has a nanosecond: the same three medians are the same timings.
+    first, second = (row.components["unet"].rounds_ms for row in rows)
+    assert first != second
+
+
+def test_rows_of_one_vendor_have_names_of_their_own():
+    plans = [plan_of("a", GPU), plan_of("a", replace(GPU, id="pci:1")), plan_of("a"), plan_of("b")]
+    assert _labels(plans) == ["a on discrete", "a on discrete 2", "a on cpu", "b"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Ctrl-C is a signal on POSIX")

@@ -1,5 +1,6 @@
 """Builds of a toy pipeline with the null vendor: hits, misses, faults, the gate and the ladder."""
 
+import json
 import os
 import shutil
 import signal
@@ -488,6 +489,17 @@ def test_a_size_outside_all_ranges_is_a_step_of_the_ladder_with_a_sentence(bench
     assert "height [4, 6, 8], width [4, 6, 8] of options.null.profiles" in step.reason
     # It is the request that does not fit: nothing is remembered against the vendor.
     assert not list(bench.builder().tools.failures.all())
+
+
+def test_a_side_that_does_not_halve_evenly_is_in_no_range(bench, pipeline, tmp_path):
+    # The graph of such an engine has "twice as large" in it: TensorRT fails as it is opened.
+    folder = shutil.copytree(pipeline, tmp_path / "of two levels")
+    config = folder / "unet" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"block_out_channels": [4, 4]}))
+    plan = bench.plan(profiles=RANGES)
+    assert build_request(plan, SPEC, bench.want(folder, sized(16, 20)), "unet")
+    with pytest.raises(CompileError, match=r"sample \[2, 4, 9, 8\] has sides that do not divide"):
+        build_request(plan, SPEC, bench.want(folder, sized(16, 18)), "unet")
 
 
 def test_pictures_of_an_engine_with_ranges_are_those_of_engines_for_each_size(bench, pipeline):

@@ -85,6 +85,25 @@ def test_a_doubling_takes_the_size_of_its_skip_connection(
     assert np.array_equal(found, np.concatenate([doubled(picture), picture], axis=1))
 
 
+def test_a_doubling_before_a_quantisation_is_one() -> None:
+    model = unet()
+    model.opset_import[0].version = 19  # the oldest that the evaluator quantises by
+    model.graph.initializer.append(numpy_helper.from_array(np.array(1, np.float32), "scale"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(0, np.int8), "zero"))
+    rounded = [
+        helper.make_node("QuantizeLinear", ["double", "scale", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["dq"]),
+    ]
+    after = next(node for node in model.graph.node if node.output[0] == "after")
+    after.input[0] = "dq"
+    for node in rounded:
+        model.graph.node.insert(list(model.graph.node).index(after), node)
+    static = make_static(model, {"x": (1, 1, 5, 7)})
+    picture = np.arange(35, dtype=np.float32).reshape(1, 1, 5, 7)
+    (result,) = ReferenceEvaluator(static).run(None, {"x": picture})
+    assert (result[:, :1] == doubled(picture)).all()
+
+
 def test_leaving_the_last_row_out_is_pytorchs_interpolation_to_an_odd_size() -> None:
     # ATen's nearest_neighbor_compute_source_index, in its float32.
     for half in range(1, 1025):

@@ -113,6 +113,26 @@ def test_it_stays_loaded_until_the_file_changes(dispatcher, checkpoint):
     assert changed.facts()["checkpoint"] != first.facts()["checkpoint"]
 
 
+def test_a_file_that_is_damaged_later_never_reaches_the_engine(dispatcher, checkpoint):
+    loaded = dispatcher.load(checkpoint)
+    loaded.generate("a fox", steps=1, **SIZE)
+    checkpoint.write_bytes(b"anything else, of which the loader of an engine may die")
+    with pytest.raises(PipelineError, match="neither"):
+        loaded.generate("a fox", steps=1, **SIZE)
+
+
+def test_a_file_that_changes_while_it_draws_gives_no_picture(dispatcher, checkpoint):
+    loaded = dispatcher.load(checkpoint)
+
+    def change(progress):
+        if progress.phase == "denoise" and checkpoint.stat().st_size == len(safetensors_bytes()):
+            checkpoint.write_bytes(safetensors_bytes({"a": entry()}) + b"")
+
+    loaded.report = change
+    with pytest.raises(PipelineError, match="was changed"):
+        loaded.generate("a fox", steps=2, **SIZE)
+
+
 def test_steps_are_reported_and_a_cancelled_one_stops(dispatcher, checkpoint):
     seen = []
 

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -245,6 +245,16 @@ def test_the_same_engine_gives_the_same_bytes(tmp_path: Path) -> None:
         )
     assert texts[0] == texts[1]
     assert not any(str(tmp_path).encode() in text for text in texts[0].values())
+
+
+def test_a_program_for_a_build_of_ours_fetches_the_release_of_its_version(tmp_path: Path) -> None:
+    path = SAMPLE / "text_encoder" / "model.onnx"
+    engine = compiled(path, shapes_for(path), tmp_path / "engine").engine
+    own = replace(engine.request, runtime="ggml 0.20.2 (build 1a2b3c4d)")
+    out = tmp_path / "program"
+    out.mkdir()
+    write_program(replace(engine, request=own), out)
+    assert re.search(r"GIT_TAG v0\.20\.2$", (out / "CMakeLists.txt").read_text(), re.MULTILINE)
 
 
 def test_what_the_host_computes_and_emit_does_not_write_is_named(tmp_path: Path) -> None:

@@ -191,6 +191,24 @@ def test_files_that_are_no_libraries_are_a_fault_of_the_build(tmp_path: Path) ->
     assert "libggml-base.so" in fault
 
 
+@linux_names
+def test_a_gpu_driver_that_ends_the_process_costs_only_the_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = fake_build(tmp_path / "build")
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        if json.loads(command[-1])["modules"]:
+            raise subprocess.CalledProcessError(-6, command, "", "")
+        said = json.dumps({"version": "0.26.0", "missing": [], "devices": {}})
+        return subprocess.CompletedProcess(command, 0, said, "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    examined = examine_build(Provider(name="a wheel", folder=folder))
+    assert (examined.version, examined.fault) == ("0.26.0", "")
+    assert examined.unloaded == {"vulkan": "its process ended with -6"}
+
+
 def test_a_trial_says_what_the_loaded_build_says() -> None:
     ggml_adapter().probe(CPU)
     runtime = loader.load_runtime()

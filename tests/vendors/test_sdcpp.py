@@ -6,6 +6,7 @@ least that it draws.
 
 import importlib.metadata
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from sdkit_dispatch.config import Config
 from sdkit_dispatch.contract import SCHEDULERS, Device, Rejection
 from sdkit_dispatch.errors import ConfigError, PipelineError
 from sdkit_sdcpp import SPEC
+from sdkit_sdcpp.adapter import SdcppAdapter
 from sdkit_sdcpp.gpus import index_of, names_from_log
 from sdkit_sdcpp.library import LibraryLog
 from sdkit_sdcpp.names import SCHEDULERS as THEIRS
@@ -115,6 +117,19 @@ def test_a_gpu_that_vulkan_does_not_show_is_refused_and_never_the_cpu_instead(di
     assert "a ghost" in answer.reason
 
 
+def test_a_vulkan_driver_that_ends_the_process_does_not_cost_the_processor(monkeypatch):
+    real = subprocess.run
+
+    def run(command, **options):
+        if (options.get("env") or os.environ).get("GGML_VK_VISIBLE_DEVICES") != "":
+            return subprocess.CompletedProcess(command, -6, "", "the driver ends it")
+        return real(command, **options)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    cpu = Device(id="cpu", kind="cpu", maker="amd", name="a processor")
+    assert isinstance(SdcppAdapter().probe(cpu), str)
+
+
 def test_every_scheduler_of_ours_has_a_name_there():
     assert set(THEIRS) == set(SCHEDULERS)
 
@@ -141,6 +156,22 @@ def test_the_binding_has_every_name(dispatcher):
 def test_a_gpu_is_found_by_its_name_among_those_that_the_library_lists(name, wanted):
     gpus = names_from_log(VULKAN_LOG)
     assert gpus == ("Intel(R) UHD Graphics 770 (ADL-S GT1)", "NVIDIA GeForce RTX 4090")
+    device = Device(id="gpu", kind="discrete", maker="", name=name)
+    assert index_of(device, gpus) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "wanted"),
+    [
+        ("NVIDIA GeForce RTX 4080", ("GeForce RTX 4080 SUPER",), None),
+        ("NVIDIA GeForce RTX 3070 Ti", ("GeForce RTX 3070",), None),
+        ("AMD Radeon RX 7900 XT", ("AMD Radeon RX 7900 XTX (RADV NAVI31)",), None),
+        ("AMD Radeon RX 7900 XTX", ("AMD Radeon RX 7900 XTX (RADV NAVI31)",), 0),
+        ("NVIDIA GeForce RTX 3070", ("GeForce RTX 3070", "GeForce RTX 3070 Ti"), 0),
+        ("NVIDIA GeForce RTX 3070 Ti", ("GeForce RTX 3070", "GeForce RTX 3070 Ti"), 1),
+    ],
+)
+def test_a_model_is_not_taken_for_another_whose_name_begins_like_it(name, gpus, wanted):
     device = Device(id="gpu", kind="discrete", maker="", name=name)
     assert index_of(device, gpus) == wanted
 

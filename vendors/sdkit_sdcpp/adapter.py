@@ -136,9 +136,13 @@ class SdcppAdapter:
 
     def _index(self, device: Device) -> int | None | Rejection:
         """Returns the number of a GPU, None for the processor, or why it cannot be had."""
-        gpus = self._visible()
         if device.kind == "cpu":
+            try:
+                self._visible()
+            except BrokenRuntimeError:  # of a Vulkan driver, which the processor does not need
+                self._gpus = visible_gpus(has_vulkan=False)
             return None
+        gpus = self._visible()
         index = index_of(device, gpus)
         if index is None:
             seen = ", ".join(gpus) or "none"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 
 from sdkit_dispatch.contract import Device
+from sdkit_sdcpp.library import VISIBLE
 
 _CODE = (
     "import cyllama.sd.stable_diffusion as sd\n"
@@ -16,13 +18,19 @@ _CODE = (
 _LIMIT_S = 60
 _LINE = re.compile(r"^ggml_vulkan: (\d+) = (.+?) \([^()]*\) \| ", re.MULTILINE)
 
+_MODELS = frozenset({"d", "gre", "max", "mobile", "pro", "super", "ti", "xl", "xt", "xtx"})
+"""Words that make a name another model's: a 4080 is no 4080 SUPER."""
+
 
 class BrokenRuntimeError(RuntimeError):
     """The library does not start here; says how it ended."""
 
 
-def visible_gpus() -> tuple[str, ...]:
+def visible_gpus(*, has_vulkan: bool = True) -> tuple[str, ...]:
     """Returns the names of the GPUs, in the order of their numbers.
+
+    Args:
+        has_vulkan: False asks no driver, which might end or hang the process: there are none then.
 
     Raises:
         BrokenRuntimeError: The library cannot be loaded.
@@ -34,6 +42,7 @@ def visible_gpus() -> tuple[str, ...]:
             text=True,
             errors="replace",
             timeout=_LIMIT_S,
+            env=None if has_vulkan else {**os.environ, VISIBLE: ""},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BrokenRuntimeError(str(error)) from error
@@ -51,16 +60,20 @@ def names_from_log(text: str) -> tuple[str, ...]:
 
 def index_of(device: Device, gpus: tuple[str, ...]) -> int | None:
     """Returns the number of a device among the GPUs that the library sees; None if in doubt."""
-    wanted = _letters(device.name)
-    hits = [
-        index
-        for index, name in enumerate(gpus)
-        if wanted and (wanted in _letters(name) or _letters(name) in wanted)
-    ]
+    wanted = _words(device.name)
+    exact = [index for index, name in enumerate(gpus) if wanted and _words(name) == wanted]
+    if exact:
+        return exact[0] if len(exact) == 1 else None
+    hits = [index for index, name in enumerate(gpus) if wanted and _is_alike(wanted, _words(name))]
     return hits[0] if len(hits) == 1 else None
 
 
-def _letters(name: str) -> str:
-    """Returns a name without marks: drivers write "(R)" and "(TM)" as they like."""
-    plain = re.sub(r"\((r|tm|c)\)|graphics", "", name.lower())
-    return re.sub(r"[^a-z0-9]", "", plain)
+def _is_alike(one: frozenset[str], other: frozenset[str]) -> bool:
+    """Whether one name says more of a card than the other, and not that it is another model."""
+    return (one <= other or other <= one) and not (one ^ other) & _MODELS
+
+
+def _words(name: str) -> frozenset[str]:
+    """Returns the words of a name; drivers add "(R)", "(TM)" and their own name in brackets."""
+    plain = re.sub(r"\([^()]*\)", " ", name.lower())
+    return frozenset(re.findall(r"[a-z0-9]+", plain)) - {"graphics"}

@@ -12,7 +12,7 @@ from sdkit_dispatch.errors import RunError
 
 log = logging.getLogger(__name__)
 
-_VISIBLE = "GGML_VK_VISIBLE_DEVICES"
+VISIBLE = "GGML_VK_VISIBLE_DEVICES"
 _CHOSEN = "SD_VK_DEVICE"
 _INITIALISED = re.compile(r"Initializing backend: (\S+)")
 _WEIGHTS = re.compile(r"Diffusion model weight type stat:\s*(.+)")
@@ -84,7 +84,7 @@ class Library:
         if not self._bound:
             # Read once, while the backends are loaded, and there is no parameter for either.
             if index is None:
-                os.environ[_VISIBLE] = ""
+                os.environ[VISIBLE] = ""
             else:
                 os.environ[_CHOSEN] = str(index)
             import cyllama.sd.stable_diffusion as sd

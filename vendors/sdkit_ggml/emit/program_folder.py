@@ -44,13 +44,18 @@ def write_program(engine: Engine, out: Path) -> None:
     stored = copy_weights(folder, program, out / WEIGHTS_FILE)
     program = msgspec.structs.replace(program, weights_digest=layout_digest(stored))
     weights = _stored_weights(out / WEIGHTS_FILE)
-    version = engine.request.runtime.removeprefix("ggml ").split("-")[0]
+    version = _version(engine.request.runtime)
     texts = program_texts(program, weights, component=component, ggml_version=version)
     (out / FOLDER).mkdir()
     for path in sorted(SOURCE.glob("*.cpp")) + sorted(SOURCE.glob("*.h")):
         texts[f"{FOLDER}/{path.name}"] = path.read_text(encoding="utf-8")
     for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8", newline="\n")
+
+
+def _version(runtime: str) -> str:
+    """Returns "0.20.2" of "ggml 0.20.2-dirty" and of "ggml 0.20.2 (build 1a2b3c4d)"."""
+    return runtime.removeprefix("ggml ").split(" ")[0].split("-")[0]
 
 
 def program_texts(

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -118,24 +118,43 @@ def examine_build(provider: Provider) -> Examined:
         "symbols": list(REGISTRY_FUNCTIONS),
         "modules": asked,
     }
-    script = Path(__file__).with_name("trial.py")
     try:
-        done = subprocess.run(
-            [sys.executable, "-I", str(script), json.dumps(question)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=TRIAL_TIMEOUT_S,
-            check=True,
-            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
-        )
-        answer = json.loads(done.stdout.splitlines()[-1])
-        return judged(answer, asked=asked, words=done.stderr)
+        return _tried(question, asked)
     except (OSError, subprocess.SubprocessError, ValueError, LookupError) as error:
-        words = str(getattr(error, "stderr", "") or error).strip()
-        return Examined(fault=f"it does not load: {(words.splitlines() or [repr(error)])[-1]}")
+        fault = _fault(error)
+    try:
+        # A driver that ends or hangs the process costs the build its GPUs, not the processor.
+        examined = _tried({**question, "modules": {}}, {}) if asked else None
+    except (OSError, subprocess.SubprocessError, ValueError, LookupError) as error:
+        fault, examined = _fault(error), None
+    if examined is None:
+        return Examined(fault=f"it does not load: {fault}")
+    return replace(examined, unloaded={} if examined.fault else dict.fromkeys(asked, fault))
+
+
+def _tried(question: Mapping[str, Any], asked: Mapping[str, str]) -> Examined:  # Any: JSON data
+    done = subprocess.run(
+        [sys.executable, "-I", str(Path(__file__).with_name("trial.py")), json.dumps(question)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=TRIAL_TIMEOUT_S,
+        check=True,
+        creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+    )
+    return judged(json.loads(done.stdout.splitlines()[-1]), asked=asked, words=done.stderr)
+
+
+def _fault(error: Exception) -> str:
+    """Returns why a trial gave no answer, without its command, which is long."""
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"it gives no answer within {TRIAL_TIMEOUT_S} s"
+    if isinstance(error, subprocess.CalledProcessError):
+        lines = str(error.stderr or "").strip().splitlines()
+        return lines[-1] if lines else f"its process ended with {error.returncode}"
+    return str(error) or repr(error)
 
 
 def judged(answer: Mapping[str, Any], *, asked: Mapping[str, str], words: str = "") -> Examined:
