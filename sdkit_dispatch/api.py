@@ -528,25 +528,10 @@ class Dispatcher:
     def _plans(
         self, choice: Choice, *, devices: Sequence[Device] | None = None
     ) -> tuple[Plan, ...]:
-        decision = self.plan(choice, devices=devices)
-        if not decision.plans:
-            raise NoVendorError(explain_rejections(decision), "sdkit-dispatch vendors list")
-        if not choice.must_use_gpu:
-            return decision.plans
-        gpus = gpus_of(plan.device for plan in decision.plans)
-        if not gpus:
-            raise NoVendorError(
-                f"no GPU serves, and --require-gpu forbids {decision.plans[0].device.name}; "
-                f"{explain_rejections(decision)}",
-                "sdkit-dispatch plan",
-            )
-        return tuple(plan for plan in decision.plans if plan.device in gpus)
+        return _serving(self.plan(choice, devices=devices), choice)
 
     def _checkpoint_plans(self, choice: Choice) -> tuple[Plan, ...]:
-        decision = self._checkpoint_decision(choice)
-        if not decision.plans:
-            raise NoVendorError(explain_rejections(decision), "sdkit-dispatch vendors list")
-        return decision.plans
+        return _serving(self._checkpoint_decision(choice), choice)
 
     def _checkpoint_decision(self, choice: Choice, *, may_install: bool | None = None) -> Decision:
         """As `plan`, among the vendors that take a checkpoint; these count without being named.
@@ -642,6 +627,26 @@ class Dispatcher:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _serving(decision: Decision, choice: Choice) -> tuple[Plan, ...]:
+    """Returns the plans that the caller's choice allows.
+
+    Raises:
+        NoVendorError: There is none; lists every reason.
+    """
+    if not decision.plans:
+        raise NoVendorError(explain_rejections(decision), "sdkit-dispatch vendors list")
+    if not choice.must_use_gpu:
+        return decision.plans
+    gpus = gpus_of(plan.device for plan in decision.plans)
+    if not gpus:
+        raise NoVendorError(
+            f"no GPU serves, and --require-gpu forbids {decision.plans[0].device.name}; "
+            f"{explain_rejections(decision)}",
+            "sdkit-dispatch plan",
+        )
+    return tuple(plan for plan in decision.plans if plan.device in gpus)
 
 
 def pipeline_folder(pipeline: str | Path) -> Path:

@@ -292,8 +292,9 @@ def _texts(data: Any) -> Iterator[str]:  # Any: JSON data
 
 
 def _travelling(manifest: Manifest) -> Manifest:
-    """Returns a manifest without the free text in which runtimes name files of this machine."""
-    return replace(manifest, verdict=replace(manifest.verdict, reason=""), earlier=(), facts={})
+    """Returns a manifest without what names files or devices of this machine."""
+    verdict = replace(manifest.verdict, reason="", device="")
+    return replace(manifest, verdict=verdict, earlier=(), facts={})
 
 
 def _arrived(manifest: Manifest, signer: Signer) -> Manifest:

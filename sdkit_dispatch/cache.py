@@ -18,7 +18,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,7 +109,9 @@ class EngineStore:
         """Where the engine with this key is, or would be built."""
         return engine_folder(self.home, key)
 
-    def look_up(self, request: BuildRequest, *, onnx: Path) -> tuple[Engine, Manifest] | None:
+    def look_up(
+        self, request: BuildRequest, *, onnx: Path, is_use: bool = True
+    ) -> tuple[Engine, Manifest] | None:
         """Returns the engine of `request`, its files compared with the manifest; None on a miss.
 
         It is in use until `let_go`, so that nobody evicts it.
@@ -117,6 +119,7 @@ class EngineStore:
         Args:
             request: What the engine must have been built from.
             onnx: The component's graph on this machine, for an engine that maps its weights.
+            is_use: False: it is not asked for itself, and does not count as used now.
 
         Raises:
             CacheError: There is an entry of ours, and it is damaged.
@@ -136,7 +139,8 @@ class EngineStore:
                     hint or f"sdkit-dispatch cache remove {entry.key[:12]}",
                 )
             else:
-                record_use(self.memo, entry.key, onnx=onnx)
+                if is_use:
+                    record_use(self.memo, entry.key, onnx=onnx)
                 folder = str(entry.folder)
                 engine = Engine(key=entry.key, request=request, folder=folder, onnx=str(onnx))
                 return engine, entry.manifest
@@ -155,9 +159,9 @@ class EngineStore:
         if hold is not None:
             hold.close()
 
-    def let_go(self) -> None:
-        """Ends the use of every engine that was looked up or published."""
-        for key in list(self._holds):
+    def let_go(self, keys: Iterable[str] | None = None) -> None:
+        """Ends the use of engines that were looked up or published; of all by default."""
+        for key in list(self._holds if keys is None else keys):
             self._let_go(key)
 
     def read(self, key: str) -> Entry | None:
@@ -366,6 +370,14 @@ class EngineStore:
         with contextlib.suppress(ValueError):
             return record_from_json(Verdict, read_note(self._later_note(key, device)))
         return None
+
+    def has_failed(self, key: str) -> bool:
+        """True if the gate refused an engine on some device that loaded it later."""
+        for note in (self.memo / "verdicts" / key[:2]).glob(f"{key}-*.json"):
+            with contextlib.suppress(ValueError):
+                if record_from_json(Verdict, read_note(note)).status == "failed":
+                    return True
+        return False
 
     def keep_later_verdict(self, key: str, device: str, verdict: Verdict) -> None:
         """Remembers it beside the engine, which is never modified; losing it costs a check."""

@@ -265,6 +265,7 @@ def _engines_of(
         ConfigError: There is none of one component.
     """
     from .errors import ConfigError
+    from .graph.size_ranges import does_serve
 
     found: dict[str, Entry] = {}
     there: set[str] = set()
@@ -275,7 +276,7 @@ def _engines_of(
         name = request.component
         if (
             want.digests.get(name) == (request.graph_digest, request.weights_digest)
-            and (sizes is None or dict(request.shapes) == dict(sizes[name]))
+            and (sizes is None or does_serve(request, sizes[name]))
             and vendor in (None, request.vendor)
             and target in (None, request.target)
         ):

@@ -259,12 +259,16 @@ class ComponentBuilder:
     def current_request(self, name: str) -> BuildRequest:
         """Returns the request that `build` would look up: the safer one where the first failed."""
         request = build_request(self._plan, self._spec, self._want, name)
-        failure = self._tools.failures.recall(request, self._plan.device)
+        failure = self._tools.failures.recall(self._asked(request), self._plan.device)
         if failure is not None and failure.kind == NumericError.__name__:
             safer = self._safer(self._plan)
             if safer is not None:
                 return build_request(safer, self._spec, self._want, name)
         return request
+
+    def _asked(self, request: BuildRequest) -> BuildRequest:
+        """As `asked_request`, before there is an engine."""
+        return replace(request, shapes=self._want.shapes[request.component])
 
     def _safer(self, plan: Plan) -> Plan | None:
         precision = SAFER.get(plan.precision)
@@ -276,6 +280,7 @@ class ComponentBuilder:
     @contextmanager
     def _remembering(self, request: BuildRequest, device: Device) -> Iterator[None]:
         failures = self._tools.failures
+        request = self._asked(request)
         if self._tools.may_retry:
             failures.forget(request, device)
         remembered = failures.recall(request, device)
@@ -315,9 +320,9 @@ class ComponentBuilder:
         self, request: BuildRequest, device: Device, earlier: tuple[Verdict, ...]
     ) -> ComponentBuild:
         started_s = time.monotonic()
-        found, damage = self._found(request)
+        found, damage = self._usable(request, device)
         if found is not None:
-            return self._hit(self._gated(found, device), started_s)
+            return self._hit(found, started_s)
 
         def wait() -> None:
             words = f"wait: another process builds {request.component}"
@@ -325,9 +330,10 @@ class ComponentBuilder:
             self._report(Progress(phase=words if other is None else f"{words} ({other})"))
 
         with self._tools.store.locked(request.key, while_waiting=wait):
-            found, damage = self._found(request)  # another process may have built it meanwhile
+            # Another process may have built it meanwhile.
+            found, damage = self._usable(request, device)
             if found is not None:
-                return self._hit(self._gated(found, device), started_s)
+                return self._hit(found, started_s)
             if damage:
                 log.warning("%s; it is built again", damage)
             engine, manifest = self._make(request, device, earlier)
@@ -340,6 +346,27 @@ class ComponentBuilder:
             damage=damage,
             is_stored=not self._tools.store.is_temporary,
         )
+
+    def _usable(
+        self, request: BuildRequest, device: Device
+    ) -> tuple[tuple[Engine, Manifest] | None, str]:
+        """Returns the stored engine once it passed the gate, or what is wrong with it.
+
+        One that its runtime refuses when the gate opens it is as good as damaged: it is built
+        again, and only if the new one is refused too does the vendor fail.
+
+        Raises:
+            NumericError: It computes wrong numbers.
+        """
+        found, damage = self._found(request)
+        if found is None:
+            return None, damage
+        try:
+            return self._gated(found, device), ""
+        except CacheError as error:
+            if error.concerns_store:
+                raise
+            return None, error.message
 
     def _found(self, request: BuildRequest) -> tuple[tuple[Engine, Manifest] | None, str]:
         """Returns the stored engine, or what is wrong with it."""
@@ -379,13 +406,13 @@ class ComponentBuilder:
             NumericError: It computes wrong numbers.
         """
         engine, manifest = found
-        where, known = place_of(device), manifest.verdict
+        where, known = _place_of_check(engine, device), manifest.verdict
         is_due = known.status in UNCHECKED or known.device != where
         if device.is_absent or not is_due or not self._tools.must_check:
             return found
         store = self._tools.store
         verdict, facts = store.later_verdict(engine.key, where), manifest.facts
-        if verdict is None:
+        if verdict is None or (verdict.status == "failed" and self._tools.may_retry):
             if self._recording() is None:
                 if known.status in UNCHECKED:
                     return found
@@ -400,6 +427,16 @@ class ComponentBuilder:
         self, request: BuildRequest, device: Device, earlier: tuple[Verdict, ...]
     ) -> tuple[Engine, Manifest]:
         """Compiles, checks and publishes; the caller holds the key's lock."""
+        with ExitStack() as borrowed:
+            return self._made(request, device, earlier, borrowed)
+
+    def _made(
+        self,
+        request: BuildRequest,
+        device: Device,
+        earlier: tuple[Verdict, ...],
+        borrowed: ExitStack,
+    ) -> tuple[Engine, Manifest]:
         store, onnx = self._tools.store, self._want.pipeline.components[request.component].onnx
         with (
             self._slot(request),
@@ -412,6 +449,7 @@ class ComponentBuilder:
             self._report(Progress(phase=f"{request.vendor}: compile {request.component}"))
             client = self._tools.workers.client(self._spec)
             siblings = siblings_of(store, request, onnx=onnx)
+            borrowed.callback(store.let_go, [sibling.key for sibling in siblings])
             known = known_files(store, siblings)
             client.compile(
                 request, onnx, out, device=device, report=self._named(request), siblings=siblings
@@ -474,7 +512,7 @@ class ComponentBuilder:
             engine.request.precision, self._want.pipeline.components[component].dtype
         )
         verdict = judge(cases, outputs, limits, reference=recording.reference)
-        return replace(verdict, device=place_of(device)), session.facts
+        return replace(verdict, device=_place_of_check(engine, device)), session.facts
 
     def _recording(self) -> Recording | None:
         """Returns the reference's recording; asked for once, also if it cannot be had."""
@@ -486,6 +524,7 @@ class ComponentBuilder:
                 digests=self._want.digests,
                 token_chunks=self._want.token_chunks,
                 report=self._report,
+                is_for_a_build=not self._tools.store.is_temporary,
             )
             self._recorded = (recording,)
             if recording is None and self._tools.is_strict:
@@ -505,8 +544,24 @@ class ComponentBuilder:
 
 
 def place_of(device: Device) -> str:
-    """Returns what a verdict is valid for: the device and its driver."""
-    return f"{device.id} {device.driver}".rstrip()
+    """Returns what a verdict is valid for: the device and its driver.
+
+    An id alone is a slot ("pci:0000:03:00.0"), or "cpu" on every machine: another card may be put
+    into it, and machines share stores.
+    """
+    parts = (device.id, device.pci_id, device.arch, device.name, device.driver)
+    return ", ".join(part for part in parts if part)
+
+
+def _place_of_check(engine: Engine, device: Device) -> str:
+    """As `place_of`; for an engine that serves a range of sizes, a verdict is of one of them."""
+    size = "" if engine.opened_at is None else f", at {_written(engine.opened_at)}"
+    return f"{place_of(device)}{size}"
+
+
+def asked_request(engine: Engine) -> BuildRequest:
+    """Returns what failures of an engine are remembered under: another size of it may serve."""
+    return replace(engine.request, shapes=engine.shapes)
 
 
 def require_as_planned(request: BuildRequest, facts: Mapping[str, str]) -> None:

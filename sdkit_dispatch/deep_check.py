@@ -12,7 +12,7 @@ from .cache import Entry, Manifest
 from .check import Case, Recording, judge, limits_for, load_recording, recordings_of
 from .component_build import require_as_planned
 from .contract import BuildRequest, Engine, Plan, Progress, Rejection, VendorSpec
-from .errors import DispatchError, PipelineError
+from .errors import ConfigError, DispatchError, PipelineError
 from .pipeline_files import component_digests, read_pipeline
 from .store_use import last_use
 from .worker_client import WorkerClient
@@ -105,7 +105,10 @@ def _plan_for(dispatcher: Dispatcher, request: BuildRequest) -> Plan | str:
     seen = []
     for device in dispatcher.devices:
         if device.kind in spec.device_kinds:
-            plan = dispatcher.workers.probe(spec, device, request.precision, request.options)
+            try:
+                plan = dispatcher.workers.probe(spec, device, request.precision, request.options)
+            except ConfigError as error:  # of an earlier revision of the adapter, or a later one
+                return f"its options are not known here: {error.message}"
             if isinstance(plan, Rejection):
                 seen.append(f"{device.id}: {plan.reason}")
             elif (plan.runtime, plan.target) == (request.runtime, request.target):

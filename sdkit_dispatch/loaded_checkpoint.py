@@ -62,11 +62,13 @@ class LoadedCheckpoint:
             except LADDER_ERRORS as error:
                 # A runtime binds its process to a device: the next step starts in a new one.
                 self.workers.stop(self.workers.specs[plan.vendor])
-                if self.is_strict or (len(self.plans) == 1 and not self._steps):
+                must_use_gpu = self.builder.tools.must_use_gpu
+                is_only = len(self.plans) == 1 and not self._steps
+                if self.is_strict or (is_only and not must_use_gpu):
                     raise
                 self._steps.append(failed_step(plan, error))
                 if len(self.plans) == 1:
-                    raise all_failed(self._steps) from error
+                    raise all_failed(self._steps, must_use_gpu=must_use_gpu) from error
                 log.warning("%s on %s: %s", plan.vendor, plan.device.name, error.message)
                 self.plans = self.plans[1:]
             else:

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from .build import LADDER_ERRORS, Builder, BuildResult, Step, all_failed, failed
 from .component_build import (
     ComponentBuild,
     Wanted,
+    asked_request,
     build_request,
     require_as_planned,
     wanted,
@@ -24,6 +25,7 @@ from .contract import Arrays, GenerateRequest, Plan, Report, record_to_json
 from .diffusion.shapes import count_token_chunks
 from .errors import CacheError, ConfigError, DispatchError, NumericError, WorkerError
 from .pipeline_files import Pipeline
+from .store_layout import as_store_error
 from .whole_file import write_whole
 from .workers import Workers
 
@@ -220,13 +222,16 @@ class LoadedPipeline:
         """
         refused = {part.engine.key for part in _refused(built, error) if part.is_hit}
         store = self.builder.tools.store
-        try:
-            for key in refused - self._discarded:
-                log.warning("%s; it is built again", error.message)
+        for key in refused - self._discarded:
+            try:
                 with store.locked(key):
                     store.remove(key)
-        except OSError:  # a store that cannot be written: the next step serves
-            return False
+            except OSError as problem:
+                if store.is_temporary:
+                    return False
+                store.retreat(as_store_error(problem, store.home).message)
+                store.remove(key)  # no more than a note that it is not handed out again
+            log.warning("%s; it is built again", error.message)
         is_new = bool(refused - self._discarded)
         self._discarded |= refused
         return is_new
@@ -236,9 +241,11 @@ class LoadedPipeline:
         if isinstance(error, WorkerError) and error.was_lost:
             spec = self.workers.specs[built.plan.vendor]
             request = build_request(built.plan, spec, want, "unet")
+            request = replace(request, shapes=want.shapes["unet"])
             self.builder.tools.failures.remember(request, built.plan.device, error)
         for part in _refused(built, error):  # again, though it was built anew: not in every run
-            self.builder.tools.failures.remember(part.engine.request, built.plan.device, error)
+            request = asked_request(part.engine)
+            self.builder.tools.failures.remember(request, built.plan.device, error)
 
     def _run(self, want: Wanted, built: BuildResult, arrays: Arrays) -> GenerateAnswer:
         started_s = time.monotonic()

@@ -34,6 +34,7 @@ from .contract import (
 )
 from .errors import DispatchError, WorkerError
 from .pipeline_files import Pipeline
+from .store_layout import UNWRITABLE
 from .worker_client import WorkerClient
 from .workers import Workers
 
@@ -63,6 +64,7 @@ class Reference:
         digests: Mapping[str, tuple[str, str]],
         token_chunks: int,
         report: Report,
+        is_for_a_build: bool = False,
     ) -> Recording | None:
         """Returns what the components must compute for these shapes.
 
@@ -74,6 +76,7 @@ class Reference:
 
         Raises:
             WorkerError: The reference's worker was killed from outside.
+            OSError: It is for a build, and the store cannot be written.
         """
         recorded = recorded_request(request)
         spec = self._workers.specs.get(VENDOR)
@@ -110,6 +113,8 @@ class Reference:
         except (DispatchError, OSError) as error:
             if isinstance(error, WorkerError) and error.was_killed:
                 raise  # from outside: it says nothing of the reference
+            if isinstance(error, OSError) and is_for_a_build and error.errno in UNWRITABLE:
+                raise  # the build goes on in a temporary store, which can hold it
             self.missing = f"the reference could not be made: {error}"
             return None
 

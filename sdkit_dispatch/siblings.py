@@ -25,13 +25,18 @@ FileId = tuple[int, int, int, int]
 
 
 def siblings_of(store: EngineStore, request: BuildRequest, *, onnx: Path) -> tuple[Engine, ...]:
-    """Returns verified engines that differ from `request` in shapes or in weights, not in both.
+    """Returns checked engines that differ from `request` in shapes or in weights, not in both.
 
-    Those of the same weights come first, then the newest.
+    Those of the same weights come first, then the newest. They are in use until the caller lets
+    them go, but do not count as used: neither the quota nor `last_use` may take them for engines
+    that somebody runs. Left out is one that computes wrong numbers on some device here.
     """
     found = []
     for entry in store.entries():
         if entry.manifest is None or entry.damage or entry.is_shared:
+            continue
+        # What nobody checked, an import say, must not pass a file on to what is built here.
+        if entry.manifest.verdict.status != "passed" or store.has_failed(entry.key):
             continue
         other = entry.manifest.request
         is_same = {
@@ -44,7 +49,7 @@ def siblings_of(store: EngineStore, request: BuildRequest, *, onnx: Path) -> tup
     engines = []
     for _, _, other in sorted(found, key=lambda one: one[:2], reverse=True)[:MOST]:
         try:
-            hit = store.look_up(other, onnx=onnx)
+            hit = store.look_up(other, onnx=onnx, is_use=False)
         except CacheError:
             continue
         if hit is not None:

@@ -27,7 +27,7 @@ class Verdict:
     Attributes:
         metrics: Output name -> metric name -> value, the worst over all checked inputs.
         limits: Metric name -> the value that was allowed.
-        device: Where it was checked: id and driver.
+        device: Where it was checked: id, what is there, and driver.
     """
 
     status: VerdictStatus

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 SCRIPTS = Path(__file__).parents[1] / "peer_scripts"
 LAST_WORDS = 3
+LIMIT_S = 3600.0
+"""No command of a peer may take longer; converting and compiling a large model is one."""
 """Lines of a peer's log that are shown when it dies."""
 ALL = "all"
 
@@ -395,10 +398,21 @@ class PeerProcess:
 
         Raises:
             RunError: The peer says why it cannot.
-            WorkerError: It died; with its last words.
+            WorkerError: It died, with its last words; or it took longer than `LIMIT_S`.
         """
-        self._send({"do": command, **values})
-        line = cast(IO[str], self._process.stdout).readline()
+        timer = threading.Timer(LIMIT_S, self._process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            self._send({"do": command, **values})
+            line = cast(IO[str], self._process.stdout).readline()
+        finally:
+            is_late = timer.finished.is_set()
+            timer.cancel()
+        if not line and is_late:
+            raise WorkerError(
+                f"the peer {self._name} was stopped: '{command}' took longer than {LIMIT_S:g} s"
+            )
         if not line:
             raise self._dead(command)
         answer: dict[str, Any] = json.loads(line)

@@ -121,7 +121,7 @@ def unpaired_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
         median=median(a) / median(b),
         low=low,
         high=high,
-        coverage=min(a_coverage, b_coverage),
+        coverage=max(0.0, a_coverage + b_coverage - 1),  # both intervals hold at least that often
         rounds=rounds,
         call=_call(low, high, rounds),
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from sdkit_dispatch.contract import Shapes, SizeRanges
+from sdkit_dispatch.contract import BuildRequest, Shapes, SizeRanges
 from sdkit_dispatch.errors import ConfigError
 
 TOKENS_PER_CHUNK = 77
@@ -53,6 +53,17 @@ def plan_ranges(profiles: Mapping[str, Sequence[Ranges]]) -> SizeRanges:
         )
         for component, rows in profiles.items()
     }
+
+
+def does_serve(request: BuildRequest, shapes: Shapes) -> bool:
+    """True if the engine of a request can be opened at `shapes`: its own, or within its ranges."""
+    profiles = request.options.get("profiles") or {}
+    rows = [
+        {axis: sizes for axis, sizes in row.items() if sizes is not None}
+        for row in profiles.get(request.component, ())
+    ]
+    usual = usual_shapes(shapes, rows) if rows else shapes
+    return usual is not None and dict(usual) == dict(request.shapes)
 
 
 def usual_shapes(shapes: Shapes, rows: Sequence[Mapping[str, Range]]) -> Shapes | None:

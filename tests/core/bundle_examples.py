@@ -16,10 +16,11 @@ from sdkit_dispatch.bundle_fit import Fit
 from sdkit_dispatch.cache import EngineStore, Verdict, new_manifest
 from sdkit_dispatch.check import Case, Recording, recording_bytes
 from sdkit_dispatch.contract import BuildRequest, no_report
+from sdkit_null import SPEC
 
 REQUEST = BuildRequest(
     vendor="null",
-    revision=1,
+    revision=SPEC.revision,
     runtime="null 1",
     target="sm_89",
     component="unet",

@@ -499,7 +499,12 @@ def test_ctrl_c_keeps_what_was_measured(folder, tmp_path):
         *("--gpu", "cpu", "--json-file", str(file)),
     ]
     with subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # A shell's background job ignores it, and so would what is started here.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as run:
         for line in run.stderr:
             if "left" in line:  # a round is over

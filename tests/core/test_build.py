@@ -15,13 +15,21 @@ import pytest
 
 from sdkit_dispatch import reference
 from sdkit_dispatch.build import Builder
-from sdkit_dispatch.cache import EngineStore
+from sdkit_dispatch.cache import MANIFEST, EngineStore, Verdict
 from sdkit_dispatch.component_build import (
     ComponentBuilder,
     build_request,
+    place_of,
     wanted,
 )
-from sdkit_dispatch.contract import GenerateRequest, Plan, Progress, no_report, record_to_json
+from sdkit_dispatch.contract import (
+    Device,
+    GenerateRequest,
+    Plan,
+    Progress,
+    no_report,
+    record_to_json,
+)
 from sdkit_dispatch.detect.absent import absent_device
 from sdkit_dispatch.errors import (
     CacheError,
@@ -29,6 +37,7 @@ from sdkit_dispatch.errors import (
     CompileError,
     NoVendorError,
     NumericError,
+    RunError,
     WorkerError,
 )
 from sdkit_dispatch.pipeline_files import read_pipeline
@@ -520,3 +529,85 @@ def test_pictures_of_an_engine_with_ranges_are_those_of_engines_for_each_size(be
             pictures.append(answer.arrays["images"])
     for free, ranged in zip(pictures[:3], pictures[3:], strict=True):
         np.testing.assert_array_equal(free, ranged)
+
+
+def refuse_when_opened(store: EngineStore, key: str) -> None:
+    """Replaces an engine by one that is whole and unchecked, and that its runtime refuses."""
+    entry = store.read(key)
+    with store.locked(key), store.workshop(key) as shop:
+        out = shop / "engine"
+        shutil.copytree(entry.folder, out, ignore=shutil.ignore_patterns(MANIFEST))
+        specs = json.loads((out / "engine.json").read_text())
+        (out / "engine.json").write_text(json.dumps({**specs, "runtime": "null 0"}))
+        verdict = Verdict(status="unchecked", reason="imported")
+        store.publish(out, replace(entry.manifest, files=store.seal(out), verdict=verdict))
+
+
+def test_a_stored_engine_that_the_gate_cannot_open_is_built_again(bench, pipeline):
+    want, plan = bench.want(pipeline), bench.plan()
+    key = bench.builder().build(want, [plan], no_report).components[1].engine.key
+    refuse_when_opened(bench.store, key)
+    result = bench.builder().build(want, [plan], no_report)
+    assert [part.is_hit for part in result.components] == [True, False, True]
+    assert "was built by null 0" in result.components[1].damage
+    assert result.components[1].manifest.verdict.status == "passed"
+    assert not list(bench.builder().tools.failures.all())
+    assert bench.builder().build(want, [plan], no_report).is_hit
+
+
+def test_another_card_in_the_same_slot_has_a_verdict_of_its_own(bench, pipeline):
+    slot = {"id": "pci:0000:03:00.0", "kind": "discrete", "maker": "amd", "driver": "25.2"}
+    one = Device(**slot, name="a card", arch="gfx1030", pci_id="1002:73bf")
+    two = Device(**slot, name="another card", arch="gfx1100", pci_id="1002:744c")
+    for device, checks in ((one, 3), (two, 3), (one, 0), (two, 0)):
+        phases = []
+        plan = bench.plan(device=device)
+        result = bench.builder().build(
+            bench.want(pipeline), [plan], lambda progress, seen=phases: seen.append(progress.phase)
+        )
+        assert len([phase for phase in phases if phase.startswith("null: check")]) == checks
+        assert {part.manifest.verdict.status for part in result.components} == {"passed"}
+
+
+def test_retry_asks_the_gate_again_about_a_stored_engine_that_it_refused(bench, pipeline):
+    want, plan = bench.want(pipeline), bench.plan()
+    first = bench.builder(must_check=False).build(want, [plan], no_report)
+    refused = Verdict(status="failed", reason="the driver of yesterday")
+    bench.store.keep_later_verdict(first.components[1].engine.key, place_of(CPU), refused)
+    with pytest.raises(NumericError):
+        bench.builder().build(want, [plan], no_report)
+    again = bench.builder(may_retry=True).build(want, [plan], no_report)
+    assert again.is_hit
+    assert {part.manifest.verdict.status for part in again.components} == {"passed"}
+    assert bench.builder().build(want, [plan], no_report).is_hit
+
+
+def test_every_size_of_a_range_passes_the_gate_before_it_is_used(bench, pipeline):
+    plan = bench.plan(profiles=RANGES)
+
+    def checked(request: GenerateRequest) -> list[str]:
+        phases = []
+        want = bench.want(pipeline, request)
+        bench.builder().build(want, [plan], lambda progress: phases.append(progress.phase))
+        return [phase for phase in phases if phase.startswith("null: check")]
+
+    assert len(checked(sized(20, 32))) == 3
+    assert checked(sized(32, 16)) == ["null: check unet", "null: check vae_decoder"]
+    assert checked(sized(20, 32)) == checked(sized(32, 16)) == []
+
+
+def test_a_size_of_a_range_that_fails_takes_no_other_size_with_it(bench, pipeline, monkeypatch):
+    plan, real = bench.plan(profiles=RANGES), ComponentBuilder._checked
+
+    def run_out_of_memory(self, engine, device):
+        if engine.shapes.get("sample") == (2, 4, 8, 16):
+            raise RunError("no memory for so large a picture")
+        return real(self, engine, device)
+
+    monkeypatch.setattr(ComponentBuilder, "_checked", run_out_of_memory)
+    with pytest.raises(RunError, match="no memory"):
+        bench.builder().build(bench.want(pipeline, sized(32, 16)), [plan], no_report)
+    small = bench.builder().build(bench.want(pipeline, sized(20, 32)), [plan], no_report)
+    assert small.plan == plan
+    with pytest.raises(RunError, match="no memory"):
+        bench.builder().build(bench.want(pipeline, sized(32, 16)), [plan], no_report)

@@ -1,26 +1,31 @@
 """Builds and their store: where it cannot be written, quotas, forecasts, turns, deep checks."""
 
 import errno
+import json
 import logging
 import os
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sdkit_dispatch.api import Choice, Dispatcher
 from sdkit_dispatch.build_slots import build_slot
-from sdkit_dispatch.cache import EngineStore
+from sdkit_dispatch.cache import MANIFEST, EngineStore
 from sdkit_dispatch.contract import Device, no_report
 from sdkit_dispatch.deep_check import check_deeply
 from sdkit_dispatch.errors import CacheError, CancelledByUser, CompileError, NoVendorError
 from sdkit_dispatch.failures import Failures, standing
 from sdkit_dispatch.store_explain import explain_entry
 from sdkit_dispatch.store_layout import UNWRITABLE
+from sdkit_dispatch.store_use import last_use
 from sdkit_null import SPEC
 from store_examples import REQUEST, publish, state_of
 from toy_bench import CPU, Bench
+from toy_bench import REQUEST as SIZE
 
 pytestmark = pytest.mark.usefixtures("null_is_the_reference")
 
@@ -62,6 +67,19 @@ def fail_to_write_below_mock(monkeypatch, home: Path, error: OSError) -> None:
     monkeypatch.setattr(cache, "prepare", refuse)
 
 
+def test_what_cannot_be_checked_in_a_read_only_home_is_checked_beside_it(
+    bench, pipeline, monkeypatch
+):
+    build(bench, pipeline, must_check=False)
+    shutil.rmtree(bench.store.home / "references")
+    bench.store.let_go()
+    read_only = OSError(errno.EROFS, "Read-only file system")
+    fail_to_write_below_mock(monkeypatch, bench.store.home, read_only)
+    result = build(bench, pipeline)
+    bench.store.close()
+    assert [part.manifest.verdict.status for part in result.components] == ["passed"] * 3
+
+
 def test_a_store_that_cannot_be_written_still_serves_what_it_has(
     bench,
     pipeline,
@@ -79,6 +97,26 @@ def test_a_store_that_cannot_be_written_still_serves_what_it_has(
     assert build(bench, pipeline).is_stored
     bench.store.close()
     assert state_of(own / "engines") == engines
+
+
+def test_an_engine_refused_in_a_store_that_cannot_be_written_is_built_elsewhere(
+    bench, pipeline, dispatcher, monkeypatch
+):
+    choice, size = Choice(vendor="null", gpu="cpu"), {"width_px": 16, "height_px": 16}
+    unet = dispatcher.build(pipeline, choice, **size).components[1].engine
+    own = dispatcher.store
+    with own.locked(unet.key), own.workshop(unet.key) as shop:
+        out = Path(shutil.copytree(unet.folder, shop / "engine"))
+        (out / MANIFEST).unlink()
+        specs = json.loads((out / "engine.json").read_text())
+        (out / "engine.json").write_text(json.dumps({**specs, "runtime": "null 0"}))
+        manifest = own.read(unet.key).manifest
+        own.publish(out, replace(manifest, files=own.seal(out)))
+    error = OSError(errno.EROFS, "Read-only file system")
+    fail_to_write_below_mock(monkeypatch, own.home, error)
+    answer = dispatcher.load(pipeline, choice).generate("a fox", steps=1, **size)
+    assert not answer.is_stored
+    assert answer.steps == ()
 
 
 def test_a_full_disk_and_a_missing_permission_are_nobody_s_mistake():
@@ -128,6 +166,29 @@ def test_a_store_over_its_quota_evicts_what_is_not_in_use_and_says_so(bench, pip
     assert {one.key for one in second.evicted} == old
     assert {entry.key for entry in bench.store.entries()} == new
     assert all(f"{key[:12]}" in caplog.text for key in old)
+
+
+def test_the_quota_counts_for_engines_that_the_new_one_was_built_upon(bench, pipeline):
+    first = build(bench, pipeline)
+    want = bench.want(pipeline, replace(SIZE, width_px=32, height_px=32))
+    second = bench.builder(quota_bytes=1).build(want, [bench.plan()], no_report)
+    new = {part.engine.key for part in second.components}
+    old = {part.engine.key for part in first.components} - new
+    assert len(old) == 2  # the text encoder serves every size
+    assert {one.key for one in second.evicted} == old
+    assert {entry.key for entry in bench.store.entries()} == new
+
+
+def test_building_upon_an_engine_is_no_use_of_it(bench, pipeline, tmp_path):
+    unet = build(bench, pipeline).components[1].engine
+    used = last_use(bench.store.memo, unet.key)
+    other = Path(shutil.copytree(pipeline, tmp_path / "other"))
+    weights = other / "unet" / "model.onnx_data"
+    data = np.frombuffer(weights.read_bytes(), np.float32) * np.float32(1.01)
+    weights.write_bytes(data.tobytes())
+    assert not build(bench, other).components[1].is_hit
+    assert last_use(bench.store.memo, unet.key) == used
+    assert used.onnx == unet.onnx
 
 
 def test_an_engine_that_a_worker_has_open_is_not_evicted(bench, pipeline):
@@ -208,6 +269,17 @@ def test_a_deep_check_says_what_it_could_not_check_and_why(bench, pipeline, disp
     dispatcher.specs = {}
     (unknown,) = check_deeply(dispatcher, entries)
     assert (unknown.status, "not part of" in unknown.message) == ("unknown", True)
+
+
+def test_a_deep_check_goes_on_past_an_engine_whose_options_are_not_known(
+    bench, pipeline, dispatcher
+):
+    build(bench, pipeline)
+    stored = publish(bench.store, replace(REQUEST, options={"of_yesterday": 1}))
+    found = {one.key: one for one in check_deeply(dispatcher, list(dispatcher.store.entries()))}
+    assert [one.status for one in found.values()].count("passed") == 3
+    assert found[stored.name].status == "unknown"
+    assert "of_yesterday" in found[stored.name].message
 
 
 def test_require_gpu_makes_the_step_to_the_cpu_an_error_of_its_own(dispatcher, pipeline, tmp_path):

@@ -382,3 +382,11 @@ def test_an_entry_larger_than_its_manifest_is_not_written_on(store, tmp_path):
 
     with pytest.raises(CacheError, match="has changed"), BundleWriter(io.BytesIO()) as writer:
         writer.write("x", StoredFile(size_bytes=2500, sha256="0" * 64), endless())
+
+
+def test_a_bundle_does_not_tell_which_device_its_engines_were_checked_on(tmp_path):
+    verdict = Verdict(status="passed", device="uuid:GPU-0123, a card, 570.1")
+    store = publish(tmp_path / "here", verdict=verdict)
+    made = export(store, tmp_path / "a.sdkit")
+    assert made.index.engines[REQUEST.key].verdict.device == ""
+    assert b"GPU-0123" not in (tmp_path / "a.sdkit").read_bytes()

@@ -111,3 +111,19 @@ def test_what_is_not_there_is_named(words, tmp_path, monkeypatch):
         run(tmp_path / "home", "bundle", *words)
     assert caught.value.exit_code == 2
     assert not (tmp_path / "x").exists()
+
+
+def test_a_size_within_the_range_of_an_engine_takes_that_engine_along(tmp_path):
+    pipeline = make_toy_pipeline(tmp_path / "toy")
+    home, profile, out = tmp_path / "home", tmp_path / "ranges.yaml", tmp_path / "a.sdkit"
+    ranges = "{unet: [{height: [4, 8, 16], width: [4, 8, 16]}]}"
+    profile.write_text(f"options: {{null: {{profiles: {ranges}}}}}\n")
+    choice = Choice(vendor="null", gpu="cpu", profile=str(profile), must_check=False)
+    with Dispatcher(home=home) as dispatcher:
+        built = dispatcher.build(pipeline, choice, width_px=32, height_px=32)
+    words = ("--profile", profile, "--no-reference", "--json", "-o", out)
+    sizes = ("--width", 32, "--height", 32)
+    made = json.loads(run(home, "bundle", "export", pipeline, *sizes, *words))
+    assert {one["key"] for one in made["engines"]} == {p.engine.key for p in built.components}
+    with pytest.raises(ConfigError, match="no engine of"):
+        run(home, "bundle", "export", pipeline, "--width", 48, "--height", 32, *words)

@@ -111,6 +111,11 @@ def test_a_vendor_that_is_misspelt_in_a_profile_is_named(pipeline, tmp_path):
     assert "openvino" in done.stderr
 
 
+def heed_ctrl_c() -> None:
+    """A shell's background job ignores it, and so would what is started here."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @POSIX
 def test_ctrl_c_says_so_and_leaves_nothing(pipeline, tmp_path):
     profile = tmp_path / "slow.yaml"
@@ -122,6 +127,7 @@ def test_ctrl_c_says_so_and_leaves_nothing(pipeline, tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=heed_ctrl_c,
     )
     for line in process.stderr:
         if "compile text_encoder" in line:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from bundle_examples import RECORDING, REQUEST, publish
 from fuzzing import changed_json, fuzz, mutated
-from sdkit_dispatch import cache
 from sdkit_dispatch.bundle_signature import PUBLIC, SECRET, new_keys, read_key
 from sdkit_dispatch.cache import MANIFEST
 from sdkit_dispatch.check import Recording, recording_bytes, recording_from_bytes
@@ -21,6 +20,7 @@ from sdkit_dispatch.config import load_config, load_profile, shipped_folder
 from sdkit_dispatch.contract import record_to_json
 from sdkit_dispatch.errors import CacheError, ConfigError, WorkerError
 from sdkit_dispatch.store_explain import explain
+from sdkit_dispatch.store_manifest import seal_of
 from sdkit_dispatch.wire import Frame, read_frame, write_frame
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -72,7 +72,7 @@ class TestManifests:
         sound = record_to_json(store.read(REQUEST.key).manifest)
 
         def check(content: object) -> None:
-            document = {"sha256": cache._seal(content), "manifest": content}
+            document = {"sha256": seal_of(content), "manifest": content}
             file.write_text(json.dumps(document))
             self.check_store(store)
 

@@ -12,11 +12,13 @@ from checkpoint_files import entry, safetensors_bytes
 from fake_pipeline import SPEC
 from sdkit_dispatch.api import Choice, Dispatcher
 from sdkit_dispatch.cli import app
+from sdkit_dispatch.contract import Device
 from sdkit_dispatch.detect import host
 from sdkit_dispatch.diffusion.image import FACTS_KEY
 from sdkit_dispatch.errors import (
     CancelledByUser,
     ConfigError,
+    NoVendorError,
     PipelineError,
     RunError,
     WorkerError,
@@ -245,3 +247,19 @@ def test_the_command_line_builds_nothing_and_draws(tmp_path, checkpoint):
         assert image.size == (16, 8)
         told = json.loads(image.text[FACTS_KEY])
     assert told["verdicts"] == {"the whole checkpoint": "unchecked"}
+
+
+def test_require_gpu_never_draws_a_checkpoint_on_the_cpu(tmp_path, checkpoint, fake_vendor):
+    cpu = Device(id="cpu", kind="cpu", maker="unknown", name="a processor")
+    card = Device(id="pci:0000:01:00.0", kind="discrete", maker="nvidia", name="a card")
+    choice = Choice(must_use_gpu=True)
+    with Dispatcher(home=tmp_path / "home") as lone:
+        lone._devices = [cpu]
+        for run in (lone.load, lone.build):
+            with pytest.raises(NoVendorError, match="--require-gpu forbids a processor"):
+                run(checkpoint, choice)
+        lone._devices = [card, cpu]
+        loaded = lone.load(checkpoint, choice)
+        assert [plan.device for plan in loaded.plans] == [card]
+        with pytest.raises(NoVendorError, match="--require-gpu forbids the CPU"):
+            with_options(loaded, {"fault": "load"}).generate("a fox", steps=1, **SIZE)

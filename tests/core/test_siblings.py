@@ -140,3 +140,12 @@ def test_a_new_link_does_not_make_the_old_names_be_hashed_again(
     for request in (REQUEST, OTHER_SIZE):
         assert store.look_up(request, onnx=ONNX) is not None
     assert [path for path in read if path.name == "weights"] == []
+
+
+def test_an_engine_that_failed_the_gate_later_is_not_built_upon(store: EngineStore) -> None:
+    publish(store, REQUEST)
+    assert siblings_of(store, OTHER_SIZE, onnx=ONNX)
+    store.keep_later_verdict(REQUEST.key, "a card 1.0", Verdict(status="passed"))
+    assert siblings_of(store, OTHER_SIZE, onnx=ONNX)
+    store.keep_later_verdict(REQUEST.key, "a card 2.0", Verdict(status="failed"))
+    assert siblings_of(store, OTHER_SIZE, onnx=ONNX) == ()
