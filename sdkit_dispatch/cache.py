@@ -355,10 +355,7 @@ class EngineStore:
         for place in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
             _flush(place)
         target = self.folder(manifest.key)
-        self.remove(manifest.key)
-        # They are of other bytes: what came before, or what an import replaces.
-        for note in (self.memo / "verdicts").glob(f"{manifest.key}-*.json"):
-            note.unlink(missing_ok=True)
+        self.remove(manifest.key)  # with what the gate said of it later
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(folder, target)
         _flush(target.parent)

@@ -36,6 +36,8 @@ CANCEL_GRACE_S = 3.0
 """How long a cancelled worker may take to answer before it is killed."""
 LOG_LINES = 16
 """Lines of a worker's log that are kept for an error message."""
+FRAMES = ("  File ", "Stack (most recent", "Current thread", "Thread 0x", "Extension modules:")
+"""Where Python was when a library ended the process: no use to a user, unlike the words before."""
 OUTSIDE_SIGNALS = frozenset(
     getattr(signal, name, None) for name in ("SIGKILL", "SIGTERM", "SIGHUP")
 )
@@ -191,7 +193,8 @@ class WorkerProcess:
         with stream:
             for line in stream:
                 text = line.decode("utf-8", "replace").rstrip()
-                self._log_tail.append(text)
+                if not text.startswith(FRAMES):
+                    self._log_tail.append(text)
                 log.debug("%s worker: %s", self.spec.name, text)
 
     @property

@@ -299,7 +299,7 @@ class PeerEntrant:
                         feeds=str(folder / "feeds.npz"),
                         outputs=str(folder / "outputs.npz"),
                     )
-                    with np.load(folder / "outputs.npz") as outputs:
+                    with np.load(folder / "outputs.npz", allow_pickle=False) as outputs:
                         shared = {
                             key: value for key, value in case.outputs.items() if key in outputs
                         }
@@ -317,7 +317,7 @@ class PeerEntrant:
         return Image(
             wall_s=float(answer["wall_s"]),
             cpu_s=float(answer["cpu_s"]),
-            pixels=None if pixels is None else np.load(pixels),
+            pixels=None if pixels is None else np.load(pixels, allow_pickle=False),
         )
 
     def pid(self) -> int | None:

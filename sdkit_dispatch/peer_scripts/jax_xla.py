@@ -42,7 +42,7 @@ class Peer:
         config.update("jaxort_only_allow_initializers_as_static_args", False)
         part = self.job["components"][component]
         model = onnx.load(part["onnx"])
-        with np.load(part["feeds"]) as arrays:
+        with np.load(part["feeds"], allow_pickle=False) as arrays:
             feeds = dict(arrays)
         function, weights = call_onnx_model(model, feeds)
         compiled = jax.jit(function)

@@ -100,7 +100,7 @@ class Peer:
         import openvino as ov
         import openvino_genai as genai
 
-        noise = np.load(self.job["noise"]).astype(np.float32).ravel()
+        noise = np.load(self.job["noise"], allow_pickle=False).astype(np.float32).ravel()
 
         class Noise(genai.Generator):  # type: ignore[misc]  # it is Any without the library
             def __init__(self) -> None:

@@ -85,7 +85,7 @@ class Peer:
             num_inference_steps=request["steps"],
             guidance_scale=request["guidance"],
             num_images_per_prompt=request["batch"],
-            latents=torch.from_numpy(np.load(self.job["noise"])),
+            latents=torch.from_numpy(np.load(self.job["noise"], allow_pickle=False)),
             output_type="np",
         )
         return (result.images * 255).round().astype(np.uint8)

@@ -44,14 +44,14 @@ def _answer(peer: Any, job: Any, command: Any, feeds: dict[str, Any]) -> dict[st
     if what == "open":
         return {"ran": peer.open(command["use"])}
     if what == "compute":
-        with np.load(command["feeds"]) as arrays:
+        with np.load(command["feeds"], allow_pickle=False) as arrays:
             outputs = peer.compute(command["component"], dict(arrays))
         np.savez(command["outputs"], **outputs)
         return {}
     if what == "run":
         component = command["component"]
         if component not in feeds:
-            with np.load(job["components"][component]["feeds"]) as arrays:
+            with np.load(job["components"][component]["feeds"], allow_pickle=False) as arrays:
                 feeds[component] = dict(arrays)
         walls, cpus = [], []
         for _ in range(command["runs"]):

@@ -110,7 +110,7 @@ def test_cuda_visible_devices_hides_amd_cards_from_hip_but_not_from_vulkan() -> 
     probe = with_env(two_amd(), CUDA_VISIBLE_DEVICES="-1")
     card = detect(probe)[0]
     names = [e.name for e in engines_for(card, host(probe)) if isinstance(e, Candidate)]
-    assert names == ["ggml-vulkan"]
+    assert names == ["ggml-vulkan", "sdcpp-vulkan"]
     assert hidden(with_env(probe, HIP_VISIBLE_DEVICES="0,1"), "hidden-from-hip") == [False, False]
 
 

@@ -154,18 +154,38 @@ def test_cancelling_stops_the_work_and_keeps_the_worker(client, graph, tmp_path)
     compiled(client, graph, tmp_path / "out")
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a POSIX timer as the user")
-def test_ctrl_c_kills_a_worker_that_does_not_listen(client, graph, tmp_path, monkeypatch):
-    monkeypatch.setattr("sdkit_dispatch.worker_process.CANCEL_GRACE_S", 0.3)
+INTERRUPTED = """
+import signal, sys
+from pathlib import Path
+from sdkit_dispatch import worker_process
+from sdkit_dispatch.contract import no_report
+from sdkit_dispatch.worker_client import WorkerClient
+from test_worker import CPU, SPEC, request_with
+
+worker_process.CANCEL_GRACE_S = 0.3
+signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C, in time
+with WorkerClient(SPEC) as client:
     request = request_with(client, fault="hang_on_compile")
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, 0.3)
     try:
-        with pytest.raises(KeyboardInterrupt):
-            client.compile(request, graph, tmp_path, device=CPU, report=no_report)
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert not is_alive(client.pid)
+        client.compile(request, Path(sys.argv[1]), Path(sys.argv[2]), device=CPU, report=no_report)
+    except KeyboardInterrupt:
+        print("interrupted", client.pid)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a POSIX timer as the user")
+def test_ctrl_c_kills_a_worker_that_does_not_listen(graph, tmp_path):
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(graph), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    words = done.stdout.split()
+    assert words[:1] == ["interrupted"], done.stderr
+    assert not is_alive(int(words[1]))
 
 
 @pytest.mark.parametrize("sin", ["sleep in Python", "compute with the interpreter lock held"])

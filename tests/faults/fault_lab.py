@@ -301,9 +301,9 @@ class WatchedStore(EngineStore):
         self._enter = enter
         self._count = count
 
-    def seal(self, folder: Path) -> Any:
+    def seal(self, folder: Path, known: Any = None) -> Any:
         self._enter("seal")
-        return super().seal(folder)
+        return super().seal(folder, known)
 
     def publish(self, folder: Path, manifest: Any) -> None:
         self._enter("publish")

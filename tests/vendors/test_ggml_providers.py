@@ -88,9 +88,9 @@ def test_wheels_are_found_in_the_order_of_the_table(site: Path) -> None:
     fake_wheel(site, "inferna-vulkan", "inferna_vulkan.libs", HASHED)
     fake_wheel(site, "cyllama-cuda12", "cyllama_cuda12.libs", HASHED)
     fake_wheel(site, "transcribe-cpp-native", "transcribe_cpp_native/_native")
-    names = [one.name for one in find_providers({}).providers]
+    found = [one.name for one in find_providers({}).providers]
     order = ["transcribe-cpp-native", "cyllama-cuda12", "inferna-vulkan", "libggml-python"]
-    assert names == order
+    assert [name for name in found if name in order] == order  # others may be installed, too
 
 
 @linux_names

@@ -78,7 +78,11 @@ def test_each_build_gives_the_same_numbers(package: str, tmp_path: Path) -> None
         "session = compiled(path, shapes_for(path), Path(sys.argv[1])).load(); "
         "print(session.facts['provider'], max(differences(path, session).values()))"
     )
-    done = run_python(code, str(tmp_path / "out"), SDKIT_GGML_DIR=str(root / package))
+    folder = {"SDKIT_GGML_DIR": str(root / package)}
+    probe = run_python("from ggml_harness import *; print(ggml_adapter().probe(CPU))", **folder)
+    if "or newer is needed" in probe.stdout:
+        pytest.skip(f"{package} is of an older release: {probe.stdout.strip()}")
+    done = run_python(code, str(tmp_path / "out"), **folder)
     assert done.returncode == 0, done.stderr[-2000:]
     name, difference = done.stdout.split()
     assert name == "SDKIT_GGML_DIR"
