@@ -49,6 +49,10 @@ COMPILE_MEMORY = 1.3
 OPEN_S = 0.3
 SECONDS_A_PROGRAM = 2.0
 
+LARGE = 2
+"""How much larger the largest difference may be among the elements of 768 x 768; 1.6 times the
+bound was measured."""
+
 each_component = pytest.mark.parametrize("component", SHAPES)
 
 
@@ -162,12 +166,20 @@ def test_float16_weights_of_a_full_size_unet_stay_within_their_bound(tmp_path: P
     assert float(np.abs(found - wanted).max()) <= HALF_TOLERANCE
 
 
-@pytest.mark.parametrize("sides", [(96, 96), (72, 73)], ids=["768x768", "584x576"])
-def test_a_full_size_unet_takes_another_size_with_the_same_weights(
-    sides: tuple[int, int], engines: Callable[[str], GgmlEngine], tmp_path: Path
+@pytest.mark.parametrize(
+    ("component", "sides"),
+    [("unet", (96, 96)), ("unet", (72, 73)), ("vae_decoder", (96, 96))],
+    ids=["unet-768x768", "unet-584x576", "vae_decoder-768x768"],
+)
+def test_a_full_size_component_takes_another_size_with_the_same_weights(
+    component: str,
+    sides: tuple[int, int],
+    engines: Callable[[str], GgmlEngine],
+    tmp_path: Path,
 ) -> None:
-    first = engines("unet")
-    request = replace(first.engine.request, shapes={**SHAPES["unet"], "sample": (1, 4, *sides)})
+    first = engines(component)
+    latents = next(name for name in SHAPES[component] if name.endswith("sample"))
+    request = replace(first.engine.request, shapes={**SHAPES[component], latents: (1, 4, *sides)})
     start = time.process_time()
     first.adapter.compile(
         request,
@@ -178,11 +190,19 @@ def test_a_full_size_unet_takes_another_size_with_the_same_weights(
         siblings=(first.engine,),
     )
     seconds = time.process_time() - start
-    print(f"a program for {sides}: {seconds:.2f} CPU-s")
+    print(f"{component}: a program for {sides}: {seconds:.2f} CPU-s")
     assert seconds < SECONDS_A_PROGRAM
     assert (tmp_path / "weights.gguf").samefile(first.folder / "weights.gguf")
     engine = replace(first.engine, key=request.key, request=request, folder=str(tmp_path))
     session = first.adapter.load(engine, first.device)
-    found = session.run(feeds_of(session))["out_sample"]
-    assert found.shape == (1, 4, *sides)
-    assert np.isfinite(found).all()
+    name, feeds = session.outputs[0].name, feeds_of(session)
+    found = session.run(feeds)[name]
+    if any(side % 8 for side in sides):
+        # ONNX Runtime runs the file as it was exported, which takes no odd sides.
+        assert found.shape == (1, 4, *sides)
+        assert np.isfinite(found).all()
+        return
+    wanted = reference(component).run([name], feeds)[0]
+    difference = float(np.abs(found - wanted).max())
+    print(f"{component}: off by {difference:.1e}")
+    assert difference <= LARGE * tolerance_of(component, name)

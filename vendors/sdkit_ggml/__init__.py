@@ -21,7 +21,7 @@ SPEC = VendorSpec(
     extra="ggml",
     adapter="sdkit_ggml.adapter:GgmlAdapter",
     device_kinds=("cpu", "integrated", "discrete"),
-    revision=2,
+    revision=3,
     rank=30,
     runtime_packages=(
         "gguf",

@@ -58,8 +58,9 @@ class GgmlOptions:
     """The options of the ggml vendor.
 
     Attributes:
-        block_mb: About how much memory, in MiB, a convolution takes beside its input and output;
-            larger pictures are convolved by blocks of rows.
+        block_mb: About how much memory, in MiB, a convolution takes beside its input and output,
+            if that is more than a quarter of its input; larger pictures are convolved by blocks of
+            rows.
         winograd: Compute 3x3 convolutions in fp32 with a third fewer multiplications, from filters
             that take a third more room.
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from sdkit_ggml.compiler.values import Choices, Fed, HostProgram, Unsupported
 from sdkit_ggml.compiler.weights import (
     Weight,
     WeightTable,
+    bytes_of,
     layout_digest,
     placed,
     section_bytes,
@@ -91,8 +91,8 @@ def compile_model(
         UnsupportedOpError: Names all operators that cannot be lowered, and why.
         CompileError: The graph contradicts itself.
     """
-    read: dict[str, str] = {}
-    graph = graph_from_model(model, folder, partial(_note, read))
+    reads = _Reads()
+    graph = graph_from_model(model, folder, reads.note)
     report("fold")
     fold(graph)
     canonicalise(graph)
@@ -135,8 +135,7 @@ def compile_model(
         extra_bytes=section_bytes(extras),
         extra_digest=layout_digest(extras) if extras else "",
         extras=extras,
-        # Weights that are written are read later.
-        read=dict(sorted(read.items())),
+        read=reads.taken(),
     )
     return Compiled(
         program=program,
@@ -147,11 +146,24 @@ def compile_model(
 
 def digest_of(array: Array) -> str:
     """Returns the sha256 of the numbers of an initializer."""
-    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+    return hashlib.sha256(bytes_of(array)).hexdigest()
 
 
-def _note(read: dict[str, str], name: str, array: Array) -> None:
-    read[name] = digest_of(array)
+class _Reads:
+    """The initializers whose numbers a program depends on: those that making it has read."""
+
+    def __init__(self) -> None:
+        self._digests: dict[str, str] = {}
+        self._is_open = True
+
+    def note(self, name: str, array: Array) -> None:
+        if self._is_open and name not in self._digests:
+            self._digests[name] = digest_of(array)
+
+    def taken(self) -> dict[str, str]:
+        """Returns their digests, by name; what is read from now on is only written out."""
+        self._is_open = False
+        return dict(sorted(self._digests.items()))
 
 
 def _attends(graph: Graph) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from sdkit_ggml.compiler.memory import plan_memory
-from sdkit_ggml.instructions import IN_PLACE, INTO, ProgramError, check
+from sdkit_ggml.instructions import IN_PLACE, INTO, ProgramError, Result, check
 from sdkit_ggml.program import (
     TYPES,
     Feed,
@@ -47,6 +47,8 @@ class Emitter:
     origins: list[int] = field(default_factory=list)
     origin: int = -1
     """Index of the node that is being lowered."""
+    _results: dict[Hashable, Result] = field(default_factory=dict)
+    """What was asked of `check`, and what it said."""
 
     def buffer(self, size_bytes: int) -> int:
         """Returns a new buffer of the arena."""
@@ -79,7 +81,11 @@ class Emitter:
         Raises:
             ProgramError: ggml would refuse it.
         """
-        kind, ne = check(name, [_operand(ref) for ref in inputs], params)
+        # Blocks of a picture differ in where they lie alone.
+        asked = (name, tuple((ref.type, ref.ne, ref.nb) for ref in inputs), tuple(params))
+        if asked not in self._results:
+            self._results[asked] = check(name, [_operand(ref) for ref in inputs], params)
+        kind, ne = self._results[asked]
         if name in INTO:
             result = inputs[INTO[name]]
         elif place is not None:

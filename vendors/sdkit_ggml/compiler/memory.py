@@ -62,7 +62,7 @@ def _first_fit(
     total = 0
     steps = max((last for _, last in lives.values()), default=0) + 1
     # Long lives are looked at for every buffer; short ones only by those that meet them.
-    grain = max(1, steps // 64)
+    grain = max(1, steps // 256)
     cells: list[list[tuple[int, int, int]]] = [[] for _ in range(steps // grain + 1)]
     for root in order:
         first, last = lives[root]

@@ -7,6 +7,7 @@ weights, without looking at the graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ MIXES: Mapping[str, tuple[float, float, float]] = {
 """The four filters of F(2, 3), each from the three rows of the real one. Source: Lavin and Gray,
 "Fast Algorithms for Convolutional Neural Networks", 2015, section 4.1."""
 _TAP = "tap "
+_BLOCK_ELEMENTS = 1 << 16
+"""Of filters that are read at once."""
 
 
 def tap(index: int) -> str:
@@ -56,19 +59,40 @@ def _plain(array: Array) -> Array:
 
 def _tap(array: Array, form: str) -> Array:
     """Returns a row of a filter [OC, C, KH, KW] as [OC, KW * C]."""
-    if array.ndim == 3:
-        array = array[:, :, None, :]
-    row: Any = array[:, :, int(form.removeprefix(_TAP))]  # Any: numpy.ndarray
-    return np.asarray(row.transpose(0, 2, 1).reshape(array.shape[0], -1))
+    return _in_blocks(array, partial(_row, index=int(form.removeprefix(_TAP))))
+
+
+def _row(filters: Array, index: int) -> Array:
+    row: Any = filters[:, :, index]  # Any: numpy.ndarray
+    return np.asarray(row.transpose(0, 2, 1))
 
 
 def _mix(weights: Sequence[float]) -> Callable[[Array], Array]:
-    def mix(array: Array) -> Array:
-        rows = [_tap(array, tap(index)).astype(np.float64) for index in range(3)]
-        mixed = sum(weight * row for weight, row in zip(weights, rows, strict=True))
+    def mix(filters: Array) -> Array:
+        mixed: Any = 0.0  # Any: numpy.ndarray
+        for index, weight in enumerate(weights):
+            if weight:
+                mixed = mixed + weight * _row(filters, index).astype(np.float64)
         return np.asarray(mixed, np.float32)
 
-    return mix
+    return lambda array: _in_blocks(array, mix)
+
+
+def _in_blocks(array: Array, make: Callable[[Array], Array]) -> Array:
+    """Returns what `make` makes of each filter of [OC, C, KH, KW], as [OC, n].
+
+    A few filters at a time: what lies between stays in the processor's cache, and memory that is
+    touched for the first time costs more than the arithmetic.
+    """
+    if array.ndim == 3:
+        array = array[:, :, None, :]
+    channels = array.shape[0]
+    made = np.empty((channels, array.shape[1] * array.shape[3]), np.float32)
+    step = max(1, _BLOCK_ELEMENTS * channels // max(1, array.size))
+    for first in range(0, channels, step):
+        block = make(array[first : first + step])
+        made[first : first + step] = block.reshape(block.shape[0], -1)
+    return made
 
 
 _FORMS: Mapping[str, Callable[[Array], Array]] = {

@@ -40,7 +40,7 @@ class Choices:
         has_winograd: Whether 3x3 convolutions take four products for two rows of the picture
             instead of six; their weights take a third more room.
         block_bytes: About how much memory a convolution may take at a time beyond its input and
-            output; larger ones go by blocks of rows.
+            output, if that is more than a quarter of its input; larger ones go by blocks of rows.
     """
 
     matrix_type: str = "f32"
@@ -49,6 +49,18 @@ class Choices:
     is_dense: bool = False
     block_bytes: int = 64 << 20
     has_winograd: bool = True
+
+    def block_rows(self, rows: int, row_bytes: int, input_bytes: int) -> int:
+        """Returns how many rows of a picture a convolution takes at a time.
+
+        As many blocks serve a large picture as a smaller one: each costs its operations.
+
+        Args:
+            rows: Of the result.
+            row_bytes: What one takes.
+            input_bytes: Size of the input.
+        """
+        return max(1, min(rows, max(self.block_bytes, input_bytes // 4) // row_bytes))
 
 
 @dataclass(frozen=True)

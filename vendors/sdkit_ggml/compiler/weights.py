@@ -118,4 +118,11 @@ def _aligned(size: int) -> int:
 
 def _content(array: Array) -> str:
     head = f"{array.dtype.name}{list(array.shape)}"
-    return hashlib.sha256(head.encode() + np.ascontiguousarray(array).tobytes()).hexdigest()
+    digest = hashlib.sha256(head.encode())
+    digest.update(bytes_of(array))
+    return digest.hexdigest()
+
+
+def bytes_of(array: Array) -> memoryview:
+    """Returns the bytes of an array in C order, without a copy of what is in that order."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
