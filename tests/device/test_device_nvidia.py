@@ -10,10 +10,12 @@ import importlib.util
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
@@ -219,6 +221,33 @@ def test_one_engine_serves_two_sizes_of_its_profile(spec: VendorSpec, made: Made
         assert session.outputs[0].shape == (1, 3, 4 * side, 4 * side)
         check_numbers(session, engine)
         session.close()
+
+
+def test_an_engine_takes_other_weights_without_a_build(
+    spec: VendorSpec, made: Made, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if spec.name == "cuda":
+        pytest.skip("ONNX Runtime builds nothing")
+    adapter, engine, card = made("vae_decoder", refit=True)
+    model = onnx.load(engine.onnx)
+    for tensor in model.graph.initializer:
+        array = onnx.numpy_helper.to_array(tensor)
+        if array.dtype == np.float32:
+            other = array * np.float32(1.125)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(other, tensor.name))
+    path, out = tmp_path / "other.onnx", tmp_path / "other"
+    onnx.save(model, path)
+    out.mkdir()
+    request = replace(engine.request, weights_digest="1" * 64)
+    with caplog.at_level("INFO"):
+        adapter.compile(
+            request, path, out, device=card, report=lambda progress: None, siblings=(engine,)
+        )
+    assert "with other weights" in caplog.text
+    second = replace(engine, request=request, folder=str(out), onnx=str(path))
+    session = adapter.load(second, card)
+    check_numbers(session, second)
+    session.close()
 
 
 def test_an_engine_built_for_an_absent_card_runs_once_the_card_is_here(

@@ -26,6 +26,9 @@ DTYPES = {
     "bool": "BOOL",
 }
 
+REFITTABLE = "stub, refittable"
+"""Whom the plan of an engine that takes other weights names as its producer."""
+
 
 class StubCuda:
     """The driver of a machine with one card."""
@@ -158,6 +161,7 @@ def stub_runtime(*, is_rtx: bool, version: str, magic: bytes = b"") -> types.Mod
 
     class BuilderFlag(enum.IntEnum):
         WEIGHT_STREAMING = 3
+        REFIT = 4
 
     class Levels(enum.IntEnum):
         NONE = 0
@@ -263,7 +267,8 @@ def stub_runtime(*, is_rtx: bool, version: str, magic: bytes = b"") -> types.Mod
             if not is_wanted:
                 self._log.log(Severity.ERROR, "Error Code 7: BuildCanceled")
                 return None
-            return magic + network.model.SerializeToString()
+            is_refittable = BuilderFlag.REFIT in config.flags
+            return magic + _stub_plan(network.model, is_refittable=is_refittable)
 
     class Context:
         def __init__(self, engine: Any) -> None:
@@ -306,6 +311,7 @@ def stub_runtime(*, is_rtx: bool, version: str, magic: bytes = b"") -> types.Mod
 
         def __init__(self, model: onnx.ModelProto) -> None:
             self.model = model
+            self.refittable = model.producer_name == REFITTABLE
             self.evaluator = ReferenceEvaluator(model)
             self.dtypes = {
                 value.name: onnx.helper.tensor_dtype_to_np_dtype(
@@ -324,12 +330,53 @@ def stub_runtime(*, is_rtx: bool, version: str, magic: bytes = b"") -> types.Mod
             seen["runtime_config"] = config
             return Context(self)
 
+        def serialize(self) -> bytes:
+            seen["refits"] = seen.get("refits", 0) + 1
+            graph = self.model.SerializeToString()
+            # Where the plans of TensorRT-RTX have their size.
+            size = (len(magic) + len(graph)).to_bytes(8, "little")
+            return magic[:0x10] + size * bool(magic) + magic[0x18:] + graph
+
         def create_runtime_config(self) -> Any:
             return types.SimpleNamespace(
                 create_runtime_cache=lambda: RuntimeCache(),
                 set_runtime_cache=lambda cache: True,
                 cuda_graph_strategy=None,
             )
+
+    class Refitter:
+        """Takes weights for each initializer of the engine."""
+
+        def __init__(self, engine: Engine, log: Any) -> None:
+            self.engine = engine
+            self.given: dict[str, onnx.TensorProto] = {}
+
+        def get_missing_weights(self) -> list[str]:
+            wanted = {tensor.name for tensor in self.engine.model.graph.initializer}
+            return sorted(wanted - set(self.given))
+
+        def refit_cuda_engine(self) -> bool:
+            for tensor in self.engine.model.graph.initializer:
+                tensor.CopyFrom(self.given[tensor.name])
+            return True
+
+    class ParserRefitter:
+        num_errors = 1
+
+        def __init__(self, refitter: Refitter, log: Any) -> None:
+            self._refitter = refitter
+
+        def get_error(self, index: int) -> Any:
+            return types.SimpleNamespace(desc=lambda: "stub: weights of another size")
+
+        def refit_from_bytes(self, graph: bytes, path: str) -> bool:
+            model = onnx.load_model_from_string(graph)
+            load_external_data_for_model(model, str(Path(path).parent))
+            sizes = {
+                one.name: list(one.dims) for one in self._refitter.engine.model.graph.initializer
+            }
+            self._refitter.given = {one.name: one for one in model.graph.initializer}
+            return all(sizes.get(one.name) == list(one.dims) for one in model.graph.initializer)
 
     class RuntimeCache:
         def deserialize(self, data: bytes) -> bool:
@@ -374,6 +421,7 @@ def stub_runtime(*, is_rtx: bool, version: str, magic: bytes = b"") -> types.Mod
     module.ILogger = StubLogger
     module.IProgressMonitor = type("StubMonitor", (), {"__init__": lambda self: None})
     module.Builder, module.OnnxParser, module.Runtime = Builder, Parser, Runtime
+    module.Refitter, module.OnnxParserRefitter = Refitter, ParserRefitter
     module.NetworkDefinitionCreationFlag, module.BuilderFlag = Flags, BuilderFlag
     module.TensorLocation = Location
     if is_rtx:
@@ -381,6 +429,13 @@ def stub_runtime(*, is_rtx: bool, version: str, magic: bytes = b"") -> types.Mod
     else:
         module.HardwareCompatibilityLevel = Levels
     return module  # type: ignore[no-any-return]
+
+
+def _stub_plan(model: onnx.ModelProto, *, is_refittable: bool) -> bytes:
+    kept = onnx.ModelProto()
+    kept.CopyFrom(model)
+    kept.producer_name = REFITTABLE if is_refittable else "stub"
+    return kept.SerializeToString()
 
 
 def _evaluated(evaluator: ReferenceEvaluator, feeds: dict[str, Any]) -> list[Any]:

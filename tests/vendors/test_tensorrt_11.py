@@ -313,3 +313,75 @@ def test_all_unsupported_operators_are_named_at_once(stub: Any, tmp_path: Path) 
     folder.mkdir()
     with pytest.raises(CompileError, match="our.domain:Frobnicate, our.domain:Wibble"):
         adapter.compile(request, path, folder, device=CARD, report=lambda progress: None)
+
+
+def with_other_weights(engine: Engine, path: Path) -> Engine:
+    """Returns the request for a graph whose weights are a little larger."""
+    import onnx
+
+    model = onnx.load(engine.onnx)
+    for tensor in model.graph.initializer:
+        array = onnx.numpy_helper.to_array(tensor)
+        if array.dtype == np.float32:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(array * np.float32(1.125), tensor.name))
+    onnx.save(model, path)
+    return replace(engine, onnx=str(path), request=replace(engine.request, weights_digest="1" * 64))
+
+
+def compiled_beside(adapter: TensorRtAdapter, wanted: Engine, sibling: Engine, out: Path) -> Engine:
+    out.mkdir()
+    adapter.compile(
+        wanted.request,
+        Path(wanted.onnx),
+        out,
+        device=CARD,
+        report=lambda progress: None,
+        siblings=(sibling,),
+    )
+    return replace(wanted, folder=str(out))
+
+
+def test_other_weights_are_put_into_an_engine_that_was_built_for_that(
+    stub: Any, tmp_path: Path
+) -> None:
+    adapter = TensorRtAdapter()
+    first = compiled(adapter, tmp_path / "one", "vae_decoder", refit=True)
+    wanted = with_other_weights(first, tmp_path / "other.onnx")
+    second = compiled_beside(adapter, wanted, first, tmp_path / "two")
+    assert stub.seen["refits"] == 1
+    assert set(snapshot(Path(second.folder))) == {"engine.plan", "engine.json"}
+    session = adapter.load(second, CARD)
+    feeds = feeds_for(session.inputs)
+    (got,) = session.run(feeds).values()
+    session.close()
+    new: Any = ReferenceEvaluator(second.onnx).run(None, feeds)
+    old: Any = ReferenceEvaluator(first.onnx).run(None, feeds)
+    np.testing.assert_allclose(got, new[0], rtol=0, atol=HALF_TOLERANCE)
+    assert np.abs(got - old[0]).max() > 2 * HALF_TOLERANCE
+
+
+@pytest.mark.parametrize("reason", ["without refit", "other shapes", "other sizes", "damaged"])
+def test_an_engine_that_does_not_take_other_weights_is_built(
+    reason: str, stub: Any, tmp_path: Path
+) -> None:
+    import onnx
+
+    adapter = TensorRtAdapter()
+    first = compiled(adapter, tmp_path / "one", "vae_decoder", refit=True)
+    wanted = with_other_weights(first, tmp_path / "other.onnx")
+    if reason == "without refit":
+        wanted = replace(wanted, request=replace(wanted.request, options=planned(adapter).options))
+    elif reason == "other shapes":
+        first = replace(
+            first, request=replace(first.request, shapes={"latent_sample": (1, 4, 8, 16)})
+        )
+    elif reason == "other sizes":
+        plan = Path(first.folder) / "engine.plan"
+        model = onnx.load_model_from_string(plan.read_bytes())
+        model.graph.initializer[0].dims.append(1)
+        plan.write_bytes(model.SerializeToString())
+    else:
+        (Path(first.folder) / "engine.plan").write_bytes(b"")
+    second = compiled_beside(adapter, wanted, first, tmp_path / "two")
+    assert "refits" not in stub.seen
+    adapter.load(second, CARD).close()

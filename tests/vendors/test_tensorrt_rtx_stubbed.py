@@ -17,8 +17,8 @@ from onnx.reference import ReferenceEvaluator
 from sdkit_dispatch.contract import Device, Engine, Plan, Rejection
 from sdkit_dispatch.errors import CacheError, DispatchError, RunError
 from sdkit_tensorrt import driver
-from sdkit_tensorrt.engine_files import EngineNote, write_note
-from tensorrt_stubs import StubCuda, stub_runtime
+from sdkit_tensorrt.engine_files import EngineNote, read_note, write_note
+from tensorrt_stubs import REFITTABLE, StubCuda, stub_runtime
 from vendor_harness import SAMPLE, SHAPES, feeds_for
 
 if importlib.util.find_spec("tensorrt_rtx_bindings") is None:
@@ -161,3 +161,39 @@ def test_what_the_runtime_diagnoses_says_whether_the_engine_is_at_fault(
 def test_a_device_without_an_address_is_the_first_card(stub: Any) -> None:
     plain: Device = replace(CARD, pci_address="")
     assert RtxAdapter().probe(plain) == rtx_adapter.RUNTIME
+
+
+def test_other_weights_are_put_into_an_engine_on_its_card(
+    engine: Engine, stub: Any, tmp_path: Path
+) -> None:
+    import onnx
+
+    path = Path(engine.folder) / "engine.plan"
+    model = onnx.load_model_from_string(path.read_bytes()[64:])
+    model.producer_name = REFITTABLE
+    content = stub_header(0) + model.SerializeToString()
+    note = read_note(Path(engine.folder))
+    path.write_bytes(stub_header(len(content)) + content[64:])
+    write_note(Path(engine.folder), replace(note, plan_bytes=len(content)))
+    plan = RtxAdapter().plan(CARD, None, {"refit": True})
+    assert isinstance(plan, Plan)
+    request = replace(engine.request, options=plan.options, weights_digest="1" * 64)
+    out = tmp_path / "out"
+    out.mkdir()
+    RtxAdapter().compile(
+        request,
+        Path(engine.onnx),
+        out,
+        device=CARD,
+        report=lambda progress: None,
+        siblings=(engine,),
+    )
+    assert stub.seen["refits"] == 1
+    assert sorted(one.name for one in out.iterdir()) == ["engine.json", "engine.plan"]
+
+
+def test_an_engine_for_an_absent_card_takes_no_other_weights(stub: Any) -> None:
+    answer = RtxAdapter().plan(replace(CARD, is_absent=True), None, {"refit": True})
+    assert isinstance(answer, Rejection)
+    assert answer.code == "refit"
+    assert "refit: false" in answer.hint

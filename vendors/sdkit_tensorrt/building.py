@@ -87,25 +87,31 @@ class Built:
     graph: onnx.GraphProto
 
 
-def build_plan(
-    trt: Runtime,
-    blueprint: Blueprint,
-    workshop: Path,
-    report: Report,
-    *,
-    configure: Callable[[Any, Any], None],  # Any: an IBuilderConfig and an ILogger
-) -> Built:
-    """Builds an engine.
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A graph in the precision of its build.
+
+    Attributes:
+        graph: The serialized model, whose external data lies beside `path`.
+    """
+
+    blueprint: Blueprint
+    model: onnx.ModelProto
+    graph: bytes
+    path: Path
+    profiles: tuple[Profile, ...]
+
+
+def prepare(blueprint: Blueprint, workshop: Path, report: Report) -> Prepared:
+    """Reads a graph, refuses what cannot be built, and writes it in the precision of the build.
 
     Args:
-        trt: The module of the runtime.
         blueprint: What to build.
-        workshop: An empty folder for the graph in the precision of the build.
+        workshop: An empty folder.
         report: Called often; what it raises comes out of here as it is.
-        configure: Sets targets, flags and the like on the builder's configuration.
 
     Raises:
-        CompileError: With the node and operator at fault where the runtime names them.
+        CompileError: The graph, its sizes or the machine's memory do not fit the build.
     """
     component, report = blueprint.component, throttled(report)
     report(Progress(phase=f"read {component}"))
@@ -116,22 +122,39 @@ def build_plan(
     _check_graph(blueprint, model)
     _check_memory(blueprint, model)
     graph, path = _at_precision(blueprint, model, workshop, report)
+    return Prepared(blueprint=blueprint, model=model, graph=graph, path=path, profiles=profiles)
 
+
+def build_plan(
+    trt: Runtime,
+    prepared: Prepared,
+    report: Report,
+    *,
+    configure: Callable[[Any, Any], None],  # Any: an IBuilderConfig and an ILogger
+) -> Built:
+    """Builds an engine.
+
+    Args:
+        trt: The module of the runtime.
+        prepared: The graph.
+        report: Called often; what it raises comes out of here as it is.
+        configure: Sets targets, flags and the like on the builder's configuration.
+
+    Raises:
+        CompileError: With the node and operator at fault where the runtime names them.
+    """
     with undisturbed():
-        return _built(trt, blueprint, model, graph, path, profiles, report, configure)
+        return _built(trt, prepared, throttled(report), configure)
 
 
 def _built(
     trt: Runtime,
-    blueprint: Blueprint,
-    model: onnx.ModelProto,
-    graph: bytes,
-    path: Path,
-    profiles: tuple[Profile, ...],
+    prepared: Prepared,
     report: Report,
     configure: Callable[[Any, Any], None],  # Any: an IBuilderConfig and an ILogger
 ) -> Built:
-    component, lines = blueprint.component, Lines()
+    blueprint, model, lines = prepared.blueprint, prepared.model, Lines()
+    component = blueprint.component
     log = new_log(trt, lines)
     monitoring = Monitoring(component, report)
     monitor = new_monitor(trt, monitoring)  # it must outlive everything that the builder made
@@ -141,11 +164,11 @@ def _built(
         network = builder.create_network(_network_flags(trt))
         parser = trt.OnnxParser(network, log)
         report(Progress(phase=f"parse {component}"))
-        _parse(parser, graph, path, blueprint, model, lines)
+        _parse(parser, prepared, lines)
         config = builder.create_builder_config()
         config.progress_monitor = monitor
         configure(config, log)
-        for profile in profiles:
+        for profile in prepared.profiles:
             _add_profile(builder, config, network, profile, blueprint, lines)
         plan = builder.build_serialized_network(network, config)
         if monitoring.stopped_by is not None:
@@ -162,7 +185,7 @@ def _built(
     report(Progress(phase=f"compile {component}", fraction=1.0))
     for line in dict.fromkeys(lines.warnings):
         logger.info("%s: %s", component, line)
-    return Built(plan=plan, profiles=profiles, outputs=outputs, graph=model.graph)
+    return Built(plan=plan, profiles=prepared.profiles, outputs=outputs, graph=model.graph)
 
 
 def _with_shapes(
@@ -252,18 +275,16 @@ def _network_flags(trt: Runtime) -> int:
 
 def _parse(
     parser: Any,  # Any: an OnnxParser
-    graph: bytes,
-    path: Path,
-    blueprint: Blueprint,
-    model: onnx.ModelProto,
+    prepared: Prepared,
     lines: Lines,
 ) -> None:
+    blueprint, model = prepared.blueprint, prepared.model
     bad = [
         BadNode(op_type=op_type, name=node.name, reason="no importer", is_missing=True)
         for node in model.graph.node
         if (op_type := _unknown_op_type(parser, node))
     ]
-    if not bad and parser.parse(graph, str(path)):
+    if not bad and parser.parse(prepared.graph, str(prepared.path)):
         return
     for index in range(parser.num_errors):
         error = parser.get_error(index)

@@ -19,12 +19,15 @@ class RtxOptions:
         keep_fp32: Shell patterns over node names and operator types that compute in float32.
         weight_streaming: Engines may leave weights in the computer's memory when the card's is
             short.
+        refit: Engines take other weights of the same graph (a LoRA, say) without a build; such
+            engines are built on the card alone, and may be slower.
         force: Compile in spite of the support matrix and of the memory estimate.
     """
 
     profiles: Mapping[str, tuple[Ranges, ...]] = field(default_factory=dict)
     keep_fp32: tuple[str, ...] = ()
     weight_streaming: bool = False
+    refit: bool = False
     force: bool = False
 
 
@@ -39,12 +42,14 @@ class TensorRtOptions:
         hardware_compatibility: "none" binds an engine to the very model of card, "ampere_plus" to
             none from Ampere on (slower), "same_compute_capability" to the architecture.
         optimization_level: 0..5: how long the builder searches.
+        refit: As in `RtxOptions`.
         force: Compile in spite of the memory estimate.
     """
 
     profiles: Mapping[str, tuple[Ranges, ...]] = field(default_factory=dict)
     keep_fp32: tuple[str, ...] = ()
     weight_streaming: bool = False
+    refit: bool = False
     hardware_compatibility: Literal["none", "ampere_plus", "same_compute_capability"] = "none"
     optimization_level: Literal[0, 1, 2, 3, 4, 5] = 3
     force: bool = False

@@ -26,7 +26,7 @@ from sdkit_dispatch.errors import CacheError, CompileError, RunError
 from sdkit_dispatch.graph.size_ranges import check_ranges, plan_ranges
 from sdkit_dispatch.graph.vendor_options import options_from_mapping
 from sdkit_tensorrt.builder_log import Lines, new_log
-from sdkit_tensorrt.building import Blueprint, Built, build_plan
+from sdkit_tensorrt.building import Blueprint, Built, build_plan, prepare
 from sdkit_tensorrt.compiled import note_of
 from sdkit_tensorrt.device_memory import CardMemory
 from sdkit_tensorrt.driver import Card, find_card
@@ -35,6 +35,7 @@ from sdkit_tensorrt.opened_engine import open_engine
 from sdkit_tensorrt.options import RtxOptions
 from sdkit_tensorrt.plan_header import differences, read_plan_header
 from sdkit_tensorrt.profiles import profile_holding, resized
+from sdkit_tensorrt.refitting import refitted
 from sdkit_tensorrt.runtime_cache import cache_file, fill_cache, keep_cache
 from sdkit_tensorrt.session import TensorRtSession
 from sdkit_tensorrt.targets import TARGETS, archs_of, target_of, why_refused
@@ -103,6 +104,14 @@ class RtxAdapter:
                 return _rejection(device, "arch", reason, hint)
             if TARGETS[arch].caution:
                 cautions.append(f"{arch}: {TARGETS[arch].caution}")
+        if chosen.refit and device.is_absent:
+            return _rejection(
+                device,
+                "refit",
+                f"an engine that takes other weights is built on its card, and {device.name} is "
+                "absent",
+                hint=f"set options.{VENDOR}.refit: false in the profile",
+            )
         shared = [
             one
             for one in TARGETS[archs[0]].precisions
@@ -173,11 +182,25 @@ class RtxAdapter:
                     raise CompileError(f"{RUNTIME} does not know {arch}")
             if options.weight_streaming:
                 config.set_flag(trt.BuilderFlag.WEIGHT_STREAMING)
+            if options.refit:
+                config.set_flag(trt.BuilderFlag.REFIT)
 
         workshop = out / WORKSHOP
         workshop.mkdir()
         try:
-            built = build_plan(trt, blueprint, workshop, report, configure=configure)
+            prepared = prepare(blueprint, workshop, report)
+            if options.refit and not device.is_absent:
+                card = find_card(device, cuda_major=cuda_major())
+                note = (
+                    None
+                    if isinstance(card, Problem)
+                    else refitted(trt, prepared, request, siblings, out, report)
+                )
+                if note is not None:
+                    _check_plan(out / PLAN_FILE, request)
+                    write_note(out, note)
+                    return
+            built = build_plan(trt, prepared, report, configure=configure)
         finally:
             shutil.rmtree(workshop)
         _write(built, request, out)
@@ -266,10 +289,18 @@ def _write(built: Built, request: BuildRequest, out: Path) -> None:
     plan = out / PLAN_FILE
     with plan.open("wb") as stream:
         stream.write(memoryview(built.plan))
-    wrong = differences(read_plan_header(plan), version=VERSION, archs=archs_of(request.target))
+    _check_plan(plan, request)
+    write_note(out, note_of(built, request.shapes, plan.stat().st_size))
+
+
+def _check_plan(plan: Path, request: BuildRequest) -> None:
+    try:
+        header = read_plan_header(plan)
+    except ValueError as error:
+        raise CompileError(f"{RUNTIME} made no plan of {request.component}: {error}") from error
+    wrong = differences(header, version=VERSION, archs=archs_of(request.target))
     if wrong:
         raise CompileError(f"{RUNTIME} made another plan of {request.component}: {wrong}")
-    write_note(out, note_of(built, request.shapes, plan.stat().st_size))
 
 
 def _checked_files(request: BuildRequest, folder: Path) -> EngineNote:

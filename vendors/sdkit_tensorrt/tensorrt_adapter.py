@@ -30,7 +30,7 @@ from sdkit_dispatch.errors import CacheError, CompileError, RunError
 from sdkit_dispatch.graph.size_ranges import check_ranges, plan_ranges
 from sdkit_dispatch.graph.vendor_options import options_from_mapping
 from sdkit_tensorrt.builder_log import Lines, Runtime, new_log
-from sdkit_tensorrt.building import Blueprint, build_plan
+from sdkit_tensorrt.building import Blueprint, build_plan, prepare
 from sdkit_tensorrt.compiled import note_of
 from sdkit_tensorrt.device_memory import CardMemory
 from sdkit_tensorrt.driver import Card, find_card
@@ -38,6 +38,7 @@ from sdkit_tensorrt.engine_files import PLAN_FILE, EngineNote, read_note, write_
 from sdkit_tensorrt.opened_engine import open_engine
 from sdkit_tensorrt.options import TensorRtOptions
 from sdkit_tensorrt.profiles import profile_holding, resized
+from sdkit_tensorrt.refitting import refitted
 from sdkit_tensorrt.session import TensorRtSession
 from sdkit_tensorrt.timing_cache import TimingCache
 from sdkit_tensorrt.undisturbed import undisturbed
@@ -147,12 +148,21 @@ class TensorRtAdapter:
             config.builder_optimization_level = options.optimization_level
             if options.weight_streaming:
                 config.set_flag(trt.BuilderFlag.WEIGHT_STREAMING)
+            if options.refit:
+                config.set_flag(trt.BuilderFlag.REFIT)
             timings.open(config)
 
         workshop = out / WORKSHOP
         workshop.mkdir()
         try:
-            built = build_plan(trt, blueprint, workshop, report, configure=configure)
+            prepared = prepare(blueprint, workshop, report)
+            note = (
+                refitted(trt, prepared, request, siblings, out, report) if options.refit else None
+            )
+            if note is not None:
+                write_note(out, note)
+                return
+            built = build_plan(trt, prepared, report, configure=configure)
         finally:
             shutil.rmtree(workshop)
         timings.keep()
