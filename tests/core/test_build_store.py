@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from sdkit_dispatch.api import Choice, Dispatcher
@@ -280,6 +281,38 @@ def test_a_deep_check_goes_on_past_an_engine_whose_options_are_not_known(
     assert [one.status for one in found.values()].count("passed") == 3
     assert found[stored.name].status == "unknown"
     assert "of_yesterday" in found[stored.name].message
+
+
+def make_half(graph: Path) -> None:
+    """Makes most weights of a graph bfloat16, by a tensor that no node reads."""
+    model = onnx.load(graph, load_external_data=False)
+    count = 1000
+    model.graph.initializer.append(
+        onnx.helper.make_tensor(
+            "half", onnx.TensorProto.BFLOAT16, [count], bytes(2 * count), raw=True
+        )
+    )
+    onnx.save(model, graph)
+
+
+def test_a_deep_check_allows_a_half_precision_graph_what_the_gate_allows_it(
+    bench, pipeline, dispatcher
+):
+    make_half(pipeline / "unet" / "model.onnx")
+    build(bench, pipeline)  # records the reference
+    options = {"fault": "drift", "only_component": "unet", "holds_weights": True}
+    drifting = build(bench, pipeline, options=options, must_check=False)
+    entries = [bench.store.read(drifting.components[1].engine.key)]
+    assert not entries[0].manifest.verdict.limits
+    (found,) = check_deeply(dispatcher, entries)
+    assert (found.status, found.component) == ("passed", "unet")
+    for note in (bench.store.memo / "uses").rglob("*.json"):
+        note.unlink()  # where its graph is; what its weights are is remembered by its digest
+    (found,) = check_deeply(dispatcher, entries)
+    assert found.status == "passed"
+    shutil.rmtree(bench.store.memo / "graphs")
+    (found,) = check_deeply(dispatcher, entries)
+    assert (found.status, "a graph of full precision" in found.message) == ("unknown", True)
 
 
 def test_require_gpu_makes_the_step_to_the_cpu_an_error_of_its_own(dispatcher, pipeline, tmp_path):
