@@ -271,6 +271,8 @@ def no_report(progress: Progress) -> None:
 class GenerateRequest:
     """One call of text to image; `batch` images with the seeds `seed`, `seed + 1`, ...
 
+    A vendor is given values that were checked (`diffusion.request_values`).
+
     Attributes:
         scheduler: One of `SCHEDULERS`.
         guidance: CFG scale; 1 or less means no guidance.

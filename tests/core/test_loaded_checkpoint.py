@@ -15,6 +15,7 @@ from sdkit_dispatch.cli import app
 from sdkit_dispatch.contract import Device
 from sdkit_dispatch.detect import host
 from sdkit_dispatch.diffusion.image import FACTS_KEY
+from sdkit_dispatch.diffusion.noise import MAX_SEED
 from sdkit_dispatch.errors import (
     CancelledByUser,
     ConfigError,
@@ -189,7 +190,14 @@ def test_what_the_engine_lacks_is_a_config_error(dispatcher, checkpoint):
 
 @pytest.mark.parametrize(
     ("values", "words"),
-    [({"steps": 0}, "steps"), ({"latents": np.zeros(1)}, "noise"), ({"scheduler": "x"}, "unknown")],
+    [
+        ({"steps": 0}, "steps"),
+        ({"latents": np.zeros(1)}, "noise"),
+        ({"scheduler": "x"}, "unknown"),
+        ({"seed": -1}, "seed -1 with a batch of 1"),
+        ({"seed": MAX_SEED + 1}, f"outside 0..{MAX_SEED}"),
+        ({"seed": MAX_SEED, "batch": 2}, "with a batch of 2"),
+    ],
 )
 def test_wrong_values_are_refused_before_anything_is_loaded(dispatcher, checkpoint, values, words):
     with pytest.raises(ConfigError, match=words):
