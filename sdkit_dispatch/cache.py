@@ -36,6 +36,7 @@ from .store_layout import (
 )
 from .store_manifest import (
     MANIFEST,
+    LaterVerdict,
     Manifest,
     StoredFile,
     Verdict,
@@ -52,6 +53,7 @@ __all__ = [
     "MANIFEST",
     "EngineStore",
     "Entry",
+    "LaterVerdict",
     "Manifest",
     "StoredFile",
     "Verdict",
@@ -362,24 +364,20 @@ class EngineStore:
         self._removed.discard(manifest.key)
         self._hold(Entry(key=manifest.key, folder=target, manifest=manifest))
 
-    def later_verdict(self, key: str, device: str) -> Verdict | None:
+    def later_verdict(self, key: str, device: str) -> LaterVerdict | None:
         """Returns what the gate said of an unchecked engine when `device` first loaded it."""
-        with contextlib.suppress(ValueError):
-            return record_from_json(Verdict, read_note(self._later_note(key, device)))
-        return None
+        return _read_later(self._later_note(key, device))
 
     def has_failed(self, key: str) -> bool:
         """True if the gate refused an engine on some device that loaded it later."""
-        for note in (self.memo / "verdicts" / key[:2]).glob(f"{key}-*.json"):
-            with contextlib.suppress(ValueError):
-                if record_from_json(Verdict, read_note(note)).status == "failed":
-                    return True
-        return False
+        notes = (self.memo / "verdicts" / key[:2]).glob(f"{key}-*.json")
+        known = filter(None, map(_read_later, notes))
+        return any(later.verdict.status == "failed" for later in known)
 
-    def keep_later_verdict(self, key: str, device: str, verdict: Verdict) -> None:
+    def keep_later_verdict(self, key: str, device: str, later: LaterVerdict) -> None:
         """Remembers it beside the engine, which is never modified; losing it costs a check."""
         with contextlib.suppress(OSError):
-            write_note(self._later_note(key, device), record_to_json(verdict))
+            write_note(self._later_note(key, device), record_to_json(later))
 
     def _later_note(self, key: str, device: str) -> Path:
         name = hashlib.sha256(device.encode()).hexdigest()[:16]
@@ -442,6 +440,12 @@ class EngineStore:
         self.let_go()
         if self._refuge is not None:
             self._refuge.close()
+
+
+def _read_later(note: Path) -> LaterVerdict | None:
+    with contextlib.suppress(ValueError):
+        return record_from_json(LaterVerdict, read_note(note))
+    return None
 
 
 def _flush(path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Self
 
 from . import graph
 from .build_slots import Occupant, build_slot, first_occupant
-from .cache import EngineStore, Manifest, StoredFile, Verdict, new_manifest
+from .cache import EngineStore, LaterVerdict, Manifest, StoredFile, Verdict, new_manifest
 from .check import SAFER, Recording, judge, limits_for, require_passed
 from .contract import (
     BuildRequest,
@@ -411,17 +411,18 @@ class ComponentBuilder:
         if device.is_absent or not is_due or not self._tools.must_check:
             return found
         store = self._tools.store
-        verdict, facts = store.later_verdict(engine.key, where), manifest.facts
-        if verdict is None or (verdict.status == "failed" and self._tools.may_retry):
+        later = store.later_verdict(engine.key, where)
+        if later is None or (later.verdict.status == "failed" and self._tools.may_retry):
             if self._recording() is None:
                 if known.status in UNCHECKED:
                     return found
                 reason = f"checked on {known.device or 'an unknown device'} only"
                 return engine, replace(manifest, verdict=Verdict(status="unchecked", reason=reason))
             verdict, facts = self._checked(engine, device)
-            store.keep_later_verdict(engine.key, where, verdict)
-        require_passed(verdict, engine.request.component, engine.request.vendor)
-        return engine, replace(manifest, verdict=verdict, facts=facts)
+            later = LaterVerdict(verdict=verdict, facts=facts)
+            store.keep_later_verdict(engine.key, where, later)
+        require_passed(later.verdict, engine.request.component, engine.request.vendor)
+        return engine, replace(manifest, verdict=later.verdict, facts=later.facts)
 
     def _make(
         self, request: BuildRequest, device: Device, earlier: tuple[Verdict, ...]

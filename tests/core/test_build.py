@@ -15,7 +15,7 @@ import pytest
 
 from sdkit_dispatch import reference
 from sdkit_dispatch.build import Builder
-from sdkit_dispatch.cache import MANIFEST, EngineStore, Verdict
+from sdkit_dispatch.cache import MANIFEST, EngineStore, LaterVerdict, Verdict
 from sdkit_dispatch.component_build import (
     ComponentBuilder,
     build_request,
@@ -572,7 +572,8 @@ def test_another_card_in_the_same_slot_has_a_verdict_of_its_own(bench, pipeline)
 def test_retry_asks_the_gate_again_about_a_stored_engine_that_it_refused(bench, pipeline):
     want, plan = bench.want(pipeline), bench.plan()
     first = bench.builder(must_check=False).build(want, [plan], no_report)
-    refused = Verdict(status="failed", reason="the driver of yesterday")
+    verdict = Verdict(status="failed", reason="the driver of yesterday")
+    refused = LaterVerdict(verdict=verdict)
     bench.store.keep_later_verdict(first.components[1].engine.key, place_of(CPU), refused)
     with pytest.raises(NumericError):
         bench.builder().build(want, [plan], no_report)

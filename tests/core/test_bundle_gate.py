@@ -114,6 +114,15 @@ def test_an_imported_engine_is_checked_with_what_came_along(maker, elsewhere, tm
         assert "from a bundle" in built.manifest.verdict.reference
 
 
+def test_an_imported_engine_says_what_runs_at_every_hit(maker, elsewhere, tmp_path):
+    take(bundle_of(maker, tmp_path / "a.sdkit"), elsewhere.store.home)
+    first, again = (elsewhere.build().components for _ in range(2))
+    for before, now in zip(first, again, strict=True):
+        assert before.manifest.facts["device"] == CPU.name
+        assert now.manifest.facts == before.manifest.facts
+        assert now.manifest.verdict == before.manifest.verdict
+
+
 def test_an_engine_that_computes_something_else_here_is_refused(maker, elsewhere, tmp_path):
     recording = maker[1]
     cases = {

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sdkit_dispatch import pipeline_files
-from sdkit_dispatch.cache import EngineStore, Verdict, new_manifest
+from sdkit_dispatch.cache import EngineStore, LaterVerdict, Verdict, new_manifest
 from sdkit_dispatch.contract import BuildRequest, Engine
 from sdkit_dispatch.siblings import disk_bytes, known_files, remember_files, siblings_of
 
@@ -145,7 +145,8 @@ def test_a_new_link_does_not_make_the_old_names_be_hashed_again(
 def test_an_engine_that_failed_the_gate_later_is_not_built_upon(store: EngineStore) -> None:
     publish(store, REQUEST)
     assert siblings_of(store, OTHER_SIZE, onnx=ONNX)
-    store.keep_later_verdict(REQUEST.key, "a card 1.0", Verdict(status="passed"))
+    passed, failed = (LaterVerdict(verdict=Verdict(status=one)) for one in ("passed", "failed"))
+    store.keep_later_verdict(REQUEST.key, "a card 1.0", passed)
     assert siblings_of(store, OTHER_SIZE, onnx=ONNX)
-    store.keep_later_verdict(REQUEST.key, "a card 2.0", Verdict(status="failed"))
+    store.keep_later_verdict(REQUEST.key, "a card 2.0", failed)
     assert siblings_of(store, OTHER_SIZE, onnx=ONNX) == ()
