@@ -25,6 +25,7 @@ from pathlib import Path
 from .contract import SCHEMA_VERSION, BuildRequest, Engine, record_from_json, record_to_json
 from .errors import CacheError, PipelineError
 from .pipeline_files import file_digest
+from .store_graphs import are_noted, keys_of_graph, note_all, note_engine
 from .store_layout import (
     engine_folder,
     engines_folder,
@@ -206,6 +207,22 @@ class EngineStore:
                 if entry is not None:
                     yield entry
 
+    def of_graph(self, graph_digest: str) -> Iterator[Entry]:
+        """Yields the entries of ours that were built from a graph, damaged ones too."""
+        if not are_noted(self.memo):
+            note_all(
+                self.memo,
+                (
+                    (entry.manifest.request.graph_digest, entry.key)
+                    for entry in self.entries()
+                    if entry.manifest is not None and not entry.is_shared
+                ),
+            )
+        for key in keys_of_graph(self.memo, graph_digest):
+            entry = self._read(self.home, key)
+            if entry is not None:
+                yield entry
+
     def find(self, prefix: str) -> list[Entry]:
         """Returns the entries whose key starts with `prefix`."""
         if not prefix or set(prefix) - KEY_DIGITS:
@@ -359,6 +376,7 @@ class EngineStore:
         target = self.folder(manifest.key)
         self.remove(manifest.key)  # with what the gate said of it later
         target.parent.mkdir(parents=True, exist_ok=True)
+        note_engine(self.memo, manifest.request.graph_digest, manifest.key)
         os.replace(folder, target)
         _flush(target.parent)
         self._removed.discard(manifest.key)

@@ -32,8 +32,8 @@ def siblings_of(store: EngineStore, request: BuildRequest, *, onnx: Path) -> tup
     that somebody runs. Left out is one that computes wrong numbers on some device here.
     """
     found = []
-    for entry in store.entries():
-        if entry.manifest is None or entry.damage or entry.is_shared:
+    for entry in store.of_graph(request.graph_digest):
+        if entry.manifest is None or entry.damage:
             continue
         # What nobody checked, an import say, must not pass a file on to what is built here.
         if entry.manifest.verdict.status != "passed" or store.has_failed(entry.key):

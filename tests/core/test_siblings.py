@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,9 +13,10 @@ from typing import Any
 import pytest
 
 from sdkit_dispatch import pipeline_files
-from sdkit_dispatch.cache import EngineStore, LaterVerdict, Verdict, new_manifest
+from sdkit_dispatch.cache import EngineStore, LaterVerdict, Manifest, Verdict, new_manifest
 from sdkit_dispatch.contract import BuildRequest, Engine
 from sdkit_dispatch.siblings import disk_bytes, known_files, remember_files, siblings_of
+from sdkit_dispatch.store_manifest import read_manifest
 
 REQUEST = BuildRequest(
     vendor="null",
@@ -75,6 +77,49 @@ def test_siblings_differ_in_shapes_or_in_weights_alone(store: EngineStore) -> No
         publish(store, request)
     found = [engine.request for engine in siblings_of(store, REQUEST, onnx=ONNX)]
     assert found == [OTHER_SIZE, OTHER_WEIGHTS]
+
+
+def manifests_read(store: EngineStore, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Returns how many manifests a look for siblings reads; it finds the one that there is."""
+    read: list[Path] = []
+
+    def counting(path: Path) -> Manifest:
+        read.append(path)
+        return read_manifest(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sdkit_dispatch.cache.read_manifest", counting)
+        assert [one.request for one in siblings_of(store, OTHER_SIZE, onnx=ONNX)] == [REQUEST]
+    return len(read)
+
+
+def test_engines_of_other_graphs_are_not_read_for_siblings(
+    store: EngineStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(store, REQUEST)
+    assert siblings_of(store, OTHER_SIZE, onnx=ONNX)
+    alone = manifests_read(store, monkeypatch)
+    for digit in "def":
+        publish(store, replace(REQUEST, graph_digest=digit * 64))
+    assert manifests_read(store, monkeypatch) == alone
+
+
+def test_siblings_are_found_though_the_memos_of_the_store_were_lost(store: EngineStore) -> None:
+    publish(store, REQUEST)
+    publish(store, replace(REQUEST, graph_digest="d" * 64))
+    shutil.rmtree(store.memo)
+    publish(store, OTHER_WEIGHTS)  # noted, which does not make the memo complete
+    assert [one.request for one in siblings_of(store, OTHER_SIZE, onnx=ONNX)] == [REQUEST]
+    for note in (store.memo / "by-graph").iterdir():
+        note.write_text(note.read_text() + "no key\n" + "f" * 64)  # nor is this of any engine
+    assert [one.request for one in siblings_of(store, OTHER_SIZE, onnx=ONNX)] == [REQUEST]
+
+
+def test_an_engine_that_was_removed_is_nobodys_sibling(store: EngineStore) -> None:
+    publish(store, REQUEST)
+    assert siblings_of(store, OTHER_SIZE, onnx=ONNX)
+    store.remove(REQUEST.key)
+    assert siblings_of(store, OTHER_SIZE, onnx=ONNX) == ()
 
 
 def test_a_damaged_engine_is_nobodys_sibling(store: EngineStore) -> None:
