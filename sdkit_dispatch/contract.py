@@ -101,6 +101,8 @@ class VendorSpec:
             weights, through `PipelineVendor`.
         disk_factor: Size of an engine over that of its graph and weights, roughly and at most.
         memory_factor: Memory that compiling takes over that size, roughly.
+        shared_files: Files of an engine that one of the same weights and another size links, where
+            it can, instead of writing its own.
         variant: Which build of the runtime the three above are: "cu13"; empty if there is one.
         variants: The other builds, of which an environment can hold one instead: "cu12" -> ...
         install_note: What a user must do or know before an installation; empty if nothing.
@@ -121,6 +123,7 @@ class VendorSpec:
     also_used: tuple[str, ...] = ()
     disk_factor: float = 1.1
     memory_factor: float = 3.0
+    shared_files: tuple[str, ...] = ()
     variant: str = ""
     variants: Mapping[str, RuntimeVariant] = field(default_factory=dict)
     install_note: str = ""

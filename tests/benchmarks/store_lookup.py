@@ -2,8 +2,9 @@
 
     python tests/benchmarks/store_lookup.py [--rounds 300] [--entries 10000]
 
-The two stores take turns (A B A B ...), for hits, misses and siblings of a miss, so that a machine that gets slower
-is slower for both. The ratio is the median of the rounds' own ratios, in CPU seconds.
+The two stores take turns (A B A B ...), for hits, misses and siblings of a miss, so that a machine
+that gets slower is slower for both. The ratio is the median of the rounds' own ratios, in CPU
+seconds.
 """
 
 from __future__ import annotations

@@ -15,8 +15,10 @@ import pytest
 from sdkit_dispatch import pipeline_files
 from sdkit_dispatch.cache import EngineStore, LaterVerdict, Manifest, Verdict, new_manifest
 from sdkit_dispatch.contract import BuildRequest, Engine
+from sdkit_dispatch.forecast import forecast
 from sdkit_dispatch.siblings import disk_bytes, known_files, remember_files, siblings_of
 from sdkit_dispatch.store_manifest import read_manifest
+from sdkit_null import SPEC
 
 REQUEST = BuildRequest(
     vendor="null",
@@ -140,6 +142,24 @@ def test_a_shared_file_is_counted_once_and_each_entry_goes_alone(store: EngineSt
     assert entry is not None
     assert store.verify(entry) == ""
     assert disk_bytes([second]) > LARGE_BYTES
+
+
+def test_a_forecast_counts_no_file_that_a_sibling_lends(store: EngineStore) -> None:
+    spec = replace(SPEC, shared_files=("weights",))
+    sizes = {"unet": LARGE_BYTES}
+
+    def forecast_bytes(request: BuildRequest) -> int:
+        found = forecast(store, spec, [request], sizes)
+        assert found is not None
+        return found.disk_bytes
+
+    alone = forecast_bytes(OTHER_SIZE)
+    assert alone > LARGE_BYTES
+    publish(store, REQUEST)
+    assert 0 < forecast_bytes(OTHER_SIZE) < LARGE_BYTES / 100
+    assert forecast_bytes(OTHER_WEIGHTS) == alone
+    spec = SPEC  # which links nothing
+    assert forecast_bytes(OTHER_SIZE) == alone
 
 
 def test_a_linked_file_is_not_hashed_and_one_in_its_place_is(
