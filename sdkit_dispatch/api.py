@@ -38,7 +38,7 @@ from .emit import Emitted, emit_component
 from .env import InstallPlan, VendorState, find_vendors, install, plan_install, state
 from .errors import ConfigError, NoVendorError, PipelineError, VendorEnvError
 from .failures import Failures
-from .loaded_checkpoint import LoadedCheckpoint
+from .loaded_checkpoint import LoadedCheckpoint, require_leave
 from .loaded_pipeline import LoadedPipeline
 from .measured_order import load_order, with_measured_order
 from .native.builds import right_build
@@ -531,6 +531,7 @@ class Dispatcher:
         return _serving(self.plan(choice, devices=devices), choice)
 
     def _checkpoint_plans(self, choice: Choice) -> tuple[Plan, ...]:
+        require_leave(is_strict=self.config.strict, must_check=choice.must_check)
         return _serving(self._checkpoint_decision(choice), choice)
 
     def _checkpoint_decision(self, choice: Choice, *, may_install: bool | None = None) -> Decision:

@@ -253,7 +253,7 @@ def test_the_store_keeps_one_copy_and_each_entry_whole(dispatcher: Dispatcher) -
     programs = sum((one / PROGRAM_FILE).stat().st_size for one in set(folders(second)))
     assert together - alone < programs + 64 * 1024
     assert second.forecast is not None  # of what is linked it counts nothing
-    assert (WEIGHTS_FILE,) == SPEC.shared_files
+    assert list(SPEC.shared_files) == [WEIGHTS_FILE]
     own = sum(
         stored.size_bytes
         for one in first.components
