@@ -28,7 +28,7 @@ from store_examples import REQUEST, publish, state_of
 from toy_bench import CPU, Bench
 from toy_bench import REQUEST as SIZE
 
-pytestmark = pytest.mark.usefixtures("null_is_the_reference")
+pytestmark = pytest.mark.usefixtures("null_is_the_reference", "refuge_of_its_own")
 
 GPU = Device(
     id="pci:0000:01:00.0", kind="discrete", maker="nvidia", name="A card", pci_address="01:00.0"
@@ -52,6 +52,21 @@ def test_a_home_that_cannot_exist_builds_and_keeps_nothing(recorded_bench, pipel
     assert build(lone, pipeline, must_check=False).is_hit  # as long as the process lives
     lone.store.close()
     assert not refuge.exists()
+
+
+def test_two_runs_without_a_home_build_once_and_in_turns(recorded_bench, pipeline):
+    if not sys.platform.startswith("linux"):
+        pytest.skip("needs /proc, in which nobody can make a folder")
+    first, second = (Bench(Path("/proc/no-home"), recorded_bench.workers) for _ in range(2))
+    assert not build(first, pipeline, must_check=False).is_hit
+    result = build(second, pipeline, must_check=False)
+    assert result.is_hit
+    assert not result.is_stored  # it is gone with the last of them
+    assert first.store.locks == second.store.locks
+    first.store.close()
+    assert build(second, pipeline, must_check=False).is_hit
+    second.store.close()
+    assert not second.store.home.exists()
 
 
 def fail_to_write_below_mock(monkeypatch, home: Path, error: OSError) -> None:
