@@ -12,9 +12,10 @@ from typing import Any, Self
 
 from . import graph
 from .build import Builder, BuildResult
+from .build_tools import BuildTools
 from .cache import EngineStore, Entry
 from .checkpoint import Checkpoint, is_checkpoint, read_checkpoint
-from .component_build import BuildTools, ComponentBuilder, Wanted, wanted
+from .component_build import ComponentBuilder
 from .config import Config, Profile, home_folder, load_config, load_profile
 from .contract import (
     Device,
@@ -49,6 +50,7 @@ from .reference import VENDOR as REFERENCE_VENDOR
 from .reference import Reference
 from .store_cleaning import Removal, superseded
 from .store_explain import EntryExplanation, Explanation, explain, explain_entry
+from .wanted import Wanted, wanted
 from .workers import Workers
 
 SAMPLE = "sample"

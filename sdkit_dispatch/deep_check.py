@@ -18,7 +18,7 @@ from .check import (
     load_recording,
     recordings_of,
 )
-from .component_build import require_as_planned
+from .component_gate import require_as_planned
 from .contract import BuildRequest, Engine, Plan, Progress, Rejection, VendorSpec
 from .errors import ConfigError, DispatchError, PipelineError
 from .pipeline_files import Component, component_digests, known_dtype, read_pipeline
