@@ -368,6 +368,7 @@ class EngineStore:
 
         It is in use until `let_go`.
         """
+        note_engine(self.memo, manifest.request.graph_digest, manifest.key)
         write_manifest(folder / MANIFEST, manifest)
         make_private(folder)
         _flush(folder / MANIFEST)
@@ -376,7 +377,6 @@ class EngineStore:
         target = self.folder(manifest.key)
         self.remove(manifest.key)  # with what the gate said of it later
         target.parent.mkdir(parents=True, exist_ok=True)
-        note_engine(self.memo, manifest.request.graph_digest, manifest.key)
         os.replace(folder, target)
         _flush(target.parent)
         self._removed.discard(manifest.key)
