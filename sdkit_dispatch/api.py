@@ -12,9 +12,10 @@ from typing import Any, Self
 
 from . import graph
 from .build import Builder, BuildResult
+from .build_tools import BuildTools
 from .cache import EngineStore, Entry
 from .checkpoint import Checkpoint, is_checkpoint, read_checkpoint
-from .component_build import BuildTools, ComponentBuilder, Wanted, wanted
+from .component_build import ComponentBuilder
 from .config import Config, Profile, home_folder, load_config, load_profile
 from .contract import (
     Device,
@@ -38,7 +39,7 @@ from .emit import Emitted, emit_component
 from .env import InstallPlan, VendorState, find_vendors, install, plan_install, state
 from .errors import ConfigError, NoVendorError, PipelineError, VendorEnvError
 from .failures import Failures
-from .loaded_checkpoint import LoadedCheckpoint
+from .loaded_checkpoint import LoadedCheckpoint, require_leave
 from .loaded_pipeline import LoadedPipeline
 from .measured_order import load_order, with_measured_order
 from .native.builds import right_build
@@ -49,6 +50,7 @@ from .reference import VENDOR as REFERENCE_VENDOR
 from .reference import Reference
 from .store_cleaning import Removal, superseded
 from .store_explain import EntryExplanation, Explanation, explain, explain_entry
+from .wanted import Wanted, wanted
 from .workers import Workers
 
 SAMPLE = "sample"
@@ -531,6 +533,7 @@ class Dispatcher:
         return _serving(self.plan(choice, devices=devices), choice)
 
     def _checkpoint_plans(self, choice: Choice) -> tuple[Plan, ...]:
+        require_leave(is_strict=self.config.strict, must_check=choice.must_check)
         return _serving(self._checkpoint_decision(choice), choice)
 
     def _checkpoint_decision(self, choice: Choice, *, may_install: bool | None = None) -> Decision:

@@ -6,12 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from .component_build import (
-    BuildTools,
-    ComponentBuild,
-    ComponentBuilder,
-    Wanted,
-)
+from .build_tools import BuildTools
+from .component_build import ComponentBuild, ComponentBuilder
 from .contract import Plan, Precision, Rejection, Report, VendorSpec
 from .errors import (
     CacheError,
@@ -26,6 +22,7 @@ from .errors import (
 from .forecast import Forecast
 from .store_cleaning import Removal, shrink
 from .store_layout import UNWRITABLE, as_store_error
+from .wanted import Wanted
 
 log = logging.getLogger(__name__)
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from .contract import SCHEMA_VERSION, BuildRequest, Engine, record_from_json, record_to_json
 from .errors import CacheError, PipelineError
 from .pipeline_files import file_digest
+from .store_graphs import are_noted, keys_of_graph, note_all, note_engine
 from .store_layout import (
     engine_folder,
     engines_folder,
@@ -36,6 +37,7 @@ from .store_layout import (
 )
 from .store_manifest import (
     MANIFEST,
+    LaterVerdict,
     Manifest,
     StoredFile,
     Verdict,
@@ -52,6 +54,7 @@ __all__ = [
     "MANIFEST",
     "EngineStore",
     "Entry",
+    "LaterVerdict",
     "Manifest",
     "StoredFile",
     "Verdict",
@@ -204,6 +207,22 @@ class EngineStore:
                 if entry is not None:
                     yield entry
 
+    def of_graph(self, graph_digest: str) -> Iterator[Entry]:
+        """Yields the entries of ours that were built from a graph, damaged ones too."""
+        if not are_noted(self.memo):
+            note_all(
+                self.memo,
+                (
+                    (entry.manifest.request.graph_digest, entry.key)
+                    for entry in self.entries()
+                    if entry.manifest is not None and not entry.is_shared
+                ),
+            )
+        for key in keys_of_graph(self.memo, graph_digest):
+            entry = self._read(self.home, key)
+            if entry is not None:
+                yield entry
+
     def find(self, prefix: str) -> list[Entry]:
         """Returns the entries whose key starts with `prefix`."""
         if not prefix or set(prefix) - KEY_DIGITS:
@@ -349,6 +368,7 @@ class EngineStore:
 
         It is in use until `let_go`.
         """
+        note_engine(self.memo, manifest.request.graph_digest, manifest.key)
         write_manifest(folder / MANIFEST, manifest)
         make_private(folder)
         _flush(folder / MANIFEST)
@@ -362,24 +382,20 @@ class EngineStore:
         self._removed.discard(manifest.key)
         self._hold(Entry(key=manifest.key, folder=target, manifest=manifest))
 
-    def later_verdict(self, key: str, device: str) -> Verdict | None:
+    def later_verdict(self, key: str, device: str) -> LaterVerdict | None:
         """Returns what the gate said of an unchecked engine when `device` first loaded it."""
-        with contextlib.suppress(ValueError):
-            return record_from_json(Verdict, read_note(self._later_note(key, device)))
-        return None
+        return _read_later(self._later_note(key, device))
 
     def has_failed(self, key: str) -> bool:
         """True if the gate refused an engine on some device that loaded it later."""
-        for note in (self.memo / "verdicts" / key[:2]).glob(f"{key}-*.json"):
-            with contextlib.suppress(ValueError):
-                if record_from_json(Verdict, read_note(note)).status == "failed":
-                    return True
-        return False
+        notes = (self.memo / "verdicts" / key[:2]).glob(f"{key}-*.json")
+        known = filter(None, map(_read_later, notes))
+        return any(later.verdict.status == "failed" for later in known)
 
-    def keep_later_verdict(self, key: str, device: str, verdict: Verdict) -> None:
+    def keep_later_verdict(self, key: str, device: str, later: LaterVerdict) -> None:
         """Remembers it beside the engine, which is never modified; losing it costs a check."""
         with contextlib.suppress(OSError):
-            write_note(self._later_note(key, device), record_to_json(verdict))
+            write_note(self._later_note(key, device), record_to_json(later))
 
     def _later_note(self, key: str, device: str) -> Path:
         name = hashlib.sha256(device.encode()).hexdigest()[:16]
@@ -442,6 +458,12 @@ class EngineStore:
         self.let_go()
         if self._refuge is not None:
             self._refuge.close()
+
+
+def _read_later(note: Path) -> LaterVerdict | None:
+    with contextlib.suppress(ValueError):
+        return record_from_json(LaterVerdict, read_note(note))
+    return None
 
 
 def _flush(path: Path) -> None:

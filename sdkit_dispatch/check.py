@@ -96,6 +96,8 @@ class Recording:
 
 
 GRAPH_PRECISION: Mapping[str, Precision] = {"float16": "fp16", "bfloat16": "bf16"}
+WIDEST_DTYPE = "bfloat16"
+"""Of the graphs whose engines may be off by most."""
 
 
 def limits_for(precision: Precision, graph_dtype: str) -> dict[str, float]:

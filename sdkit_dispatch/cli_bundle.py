@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from .api import Dispatcher
     from .bundle_file import Index
     from .cache import Entry
-    from .component_build import Wanted
     from .contract import Shapes
+    from .wanted import Wanted
 
 bundle_app = typer.Typer(
     help="Move engines to another machine: one file, checked and signed.", no_args_is_help=True
@@ -234,7 +234,7 @@ def _wanted(
     batch: int | None,
 ) -> Wanted:
     from .api import Choice, sample_choice
-    from .component_build import wanted
+    from .wanted import wanted
 
     choice = sample_choice(pipeline, Choice(profile=profile))
     read = dispatcher.read(pipeline)

@@ -5,50 +5,41 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from . import graph
 from .build_slots import Occupant, build_slot, first_occupant
-from .cache import EngineStore, Manifest, StoredFile, Verdict, new_manifest
-from .check import SAFER, Recording, judge, limits_for, require_passed
+from .build_tools import BuildTools
+from .cache import Manifest, Verdict, new_manifest
+from .check import SAFER, require_passed
+from .component_gate import ComponentGate, require_unchanged
 from .contract import (
     BuildRequest,
     Device,
     Engine,
-    GenerateRequest,
     Plan,
     Progress,
     Rejection,
     Report,
-    Shapes,
-    VendorSpec,
 )
-from .diffusion.shapes import component_shapes, unet_multiple
 from .errors import (
     CacheError,
     CompileError,
     DispatchError,
     NumericError,
     RunError,
-    VendorEnvError,
     WorkerError,
 )
-from .failures import Failures
 from .forecast import Forecast, forecast
-from .graph.size_ranges import usual_shapes
-from .pipeline_files import Pipeline, component_digests
-from .reference import Reference
 from .siblings import known_files, remember_files, siblings_of
 from .store_cleaning import folder_bytes
 from .store_layout import store_error
 from .store_use import record_use
-from .worker_client import WorkerClient
-from .workers import Workers
+from .wanted import Wanted, build_request
 
 log = logging.getLogger(__name__)
 
@@ -56,18 +47,6 @@ LEAST_ROOM_BYTES = 1 << 20
 """With less than this a disk is full while a build is under way: a vendor that wanted to write a
 larger piece failed, and left what it had written."""
 REMEMBERED_ERRORS = (CompileError, NumericError, WorkerError, CacheError, RunError)
-UNCHECKED = ("unchecked", "unchecked-target")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What to build engines for: a pipeline and the shapes that a request needs."""
-
-    pipeline: Pipeline
-    request: GenerateRequest
-    token_chunks: int
-    shapes: Mapping[str, Shapes]
-    digests: Mapping[str, tuple[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,102 +69,6 @@ class ComponentBuild:
     is_stored: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class BuildTools:
-    """What every build of a run shares.
-
-    Attributes:
-        must_check: False leaves engines unchecked, and their manifests say so.
-        is_strict: A failure is an error: no other plan, and no safer precision.
-        may_retry: What failed before is tried again.
-        parallel_builds: How many engines may be compiled on this host at a time.
-        quota_bytes: What the engines may take together; None for no limit.
-        must_use_gpu: The plans name GPUs only; when they failed, nothing serves.
-    """
-
-    store: EngineStore
-    workers: Workers
-    reference: Reference
-    failures: Failures
-    must_check: bool = True
-    is_strict: bool = False
-    may_retry: bool = False
-    parallel_builds: int = 1
-    quota_bytes: int | None = None
-    must_use_gpu: bool = False
-
-
-def wanted(
-    pipeline: Pipeline, request: GenerateRequest, *, token_chunks: int, memo: Path
-) -> Wanted:
-    """Returns what must be built so that `request` can run.
-
-    Raises:
-        ConfigError: The size does not divide.
-        PipelineError: A file cannot be read, or a graph is fixed at another shape.
-    """
-    shapes = component_shapes(pipeline, request, token_chunks=token_chunks)
-    digests = {name: component_digests(pipeline.components[name], memo=memo) for name in shapes}
-    return Wanted(
-        pipeline=pipeline,
-        request=request,
-        token_chunks=token_chunks,
-        shapes=shapes,
-        digests=digests,
-    )
-
-
-def build_request(plan: Plan, spec: VendorSpec, want: Wanted, component: str) -> BuildRequest:
-    """Returns the request whose key names the engine.
-
-    Raises:
-        CompileError: The sizes are outside all ranges that the plan's engine would serve.
-    """
-    graph_digest, weights_digest = want.digests[component]
-    shapes: Shapes | None = want.shapes[component]
-    rows = plan.ranges.get(component)
-    if rows:
-        shapes = usual_shapes(want.shapes[component], rows)
-    if shapes is not None and rows and component == "unet":
-        _require_even(want, plan, shapes)
-    if shapes is None:
-        raise CompileError(
-            f"{component}: {_written(want.shapes[component])} is outside the size ranges "
-            f"{'; '.join(_written(row) for row in rows or ())} of options.{plan.vendor}.profiles",
-            "widen a range, or remove it: then an engine is built for each size",
-        )
-    return BuildRequest(
-        vendor=plan.vendor,
-        revision=spec.revision,
-        runtime=plan.runtime,
-        target=plan.target,
-        component=component,
-        graph_digest=graph_digest,
-        weights_digest=weights_digest,
-        precision=plan.precision,
-        shapes=shapes,
-        options=plan.options,
-        passes=graph.REVISION,
-    )
-
-
-def _require_even(want: Wanted, plan: Plan, usual: Shapes) -> None:
-    """Refuses sizes that only a graph made for them computes (`graph.upsampling`).
-
-    Raises:
-        CompileError: A side does not halve evenly; an engine of a range would not run.
-    """
-    multiple = unet_multiple(want.pipeline)
-    for shapes in (want.shapes["unet"], usual):
-        if any(side % multiple for side in shapes["sample"][2:]):
-            raise CompileError(
-                f"unet: sample {list(shapes['sample'])} has sides that do not divide by "
-                f"{multiple}, and the engine of the size ranges of options.{plan.vendor}.profiles "
-                "serves no others",
-                "remove the range of unet: then an engine is built for each size",
-            )
-
-
 class ComponentBuilder:
     """Builds the components of one plan; its checking worker lives as long. A context manager."""
 
@@ -195,9 +78,7 @@ class ComponentBuilder:
         self._plan = plan
         self._spec = tools.workers.specs[plan.vendor]
         self._report = report
-        self._stack = ExitStack()
-        self._checker: WorkerClient | None = None
-        self._recorded: tuple[Recording | None] | None = None  # None: not asked for yet
+        self._gate = ComponentGate(tools, want, self._spec, report)
 
     def __enter__(self) -> Self:
         return self
@@ -208,7 +89,7 @@ class ComponentBuilder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._stack.close()
+        self._gate.close()
         if isinstance(error, DispatchError):  # a device lost in a process is lost to all of it
             self._tools.workers.stop(self._spec)
 
@@ -362,7 +243,7 @@ class ComponentBuilder:
         if found is None:
             return None, damage
         try:
-            return self._gated(found, device), ""
+            return self._gate.admitted(found, device), ""
         except CacheError as error:
             if error.concerns_store:
                 raise
@@ -394,34 +275,6 @@ class ComponentBuilder:
             elapsed_s=time.monotonic() - started_s,
             is_stored=not is_lost,
         )
-
-    def _gated(self, found: tuple[Engine, Manifest], device: Device) -> tuple[Engine, Manifest]:
-        """Runs the gate on a stored engine that has not passed it, where that can be done now.
-
-        It was built for a device elsewhere, with --no-check, or without a reference at hand; or it
-        was checked on another device or driver, which says nothing of this one. The entry is not
-        modified; the verdict is kept beside it.
-
-        Raises:
-            NumericError: It computes wrong numbers.
-        """
-        engine, manifest = found
-        where, known = _place_of_check(engine, device), manifest.verdict
-        is_due = known.status in UNCHECKED or known.device != where
-        if device.is_absent or not is_due or not self._tools.must_check:
-            return found
-        store = self._tools.store
-        verdict, facts = store.later_verdict(engine.key, where), manifest.facts
-        if verdict is None or (verdict.status == "failed" and self._tools.may_retry):
-            if self._recording() is None:
-                if known.status in UNCHECKED:
-                    return found
-                reason = f"checked on {known.device or 'an unknown device'} only"
-                return engine, replace(manifest, verdict=Verdict(status="unchecked", reason=reason))
-            verdict, facts = self._checked(engine, device)
-            store.keep_later_verdict(engine.key, where, verdict)
-        require_passed(verdict, engine.request.component, engine.request.vendor)
-        return engine, replace(manifest, verdict=verdict, facts=facts)
 
     def _make(
         self, request: BuildRequest, device: Device, earlier: tuple[Verdict, ...]
@@ -459,9 +312,9 @@ class ComponentBuilder:
             engine = self._opened(
                 Engine(key=request.key, request=request, folder=str(out), onnx=str(onnx))
             )
-            verdict, facts = self._checked(engine, device)
+            verdict, facts = self._gate.check(engine, device)
             require_passed(verdict, request.component, request.vendor)
-            _require_unchanged(out, files)
+            require_unchanged(out, files)
             manifest = replace(
                 new_manifest(request, files, verdict=verdict, started_s=started_s),
                 facts=facts,
@@ -487,55 +340,6 @@ class ComponentBuilder:
             while_waiting=wait,
         )
 
-    def _checked(self, engine: Engine, device: Device) -> tuple[Verdict, Mapping[str, str]]:
-        """Opens the engine in a fresh process and compares its outputs with the reference's."""
-        component, vendor = engine.request.component, engine.request.vendor
-        if device.is_absent:
-            reason = f"built for {device.arch}; checked when such a device first loads it"
-            return Verdict(status="unchecked-target", reason=reason), {}
-        self._report(Progress(phase=f"{vendor}: check {component}"))
-        recording = self._recording() if self._tools.must_check else None
-        if self._checker is None:
-            self._checker = self._stack.enter_context(self._tools.workers.fresh(self._spec))
-        session = self._checker.load(engine, device)
-        try:
-            require_as_planned(engine.request, session.facts)
-            if recording is None:
-                missing = self._tools.reference.missing
-                reason = missing if self._tools.must_check else "built with --no-check"
-                return Verdict(status="unchecked", reason=reason), session.facts
-            cases = recording.cases.get(component, ())
-            outputs = [session.run(case.feeds) for case in cases]
-        finally:
-            session.close()
-        limits = limits_for(
-            engine.request.precision, self._want.pipeline.components[component].dtype
-        )
-        verdict = judge(cases, outputs, limits, reference=recording.reference)
-        return replace(verdict, device=_place_of_check(engine, device)), session.facts
-
-    def _recording(self) -> Recording | None:
-        """Returns the reference's recording; asked for once, also if it cannot be had."""
-        if self._recorded is None:
-            recording = self._tools.reference.recording(
-                self._want.pipeline,
-                self._want.request,
-                shapes=self._want.shapes,
-                digests=self._want.digests,
-                token_chunks=self._want.token_chunks,
-                report=self._report,
-                is_for_a_build=not self._tools.store.is_temporary,
-            )
-            self._recorded = (recording,)
-            if recording is None and self._tools.is_strict:
-                raise VendorEnvError(
-                    f"engines cannot be checked: {self._tools.reference.missing}",
-                    "sdkit-dispatch vendors install cpu, or build without --strict",
-                )
-            if recording is None:
-                log.warning("engines stay unchecked: %s", self._tools.reference.missing)
-        return self._recorded[0]
-
     def _named(self, request: BuildRequest) -> Report:
         def report(progress: Progress) -> None:
             self._report(replace(progress, phase=f"{request.vendor}: {progress.phase}"))
@@ -543,57 +347,6 @@ class ComponentBuilder:
         return report
 
 
-def place_of(device: Device) -> str:
-    """Returns what a verdict is valid for: the device and its driver.
-
-    An id alone is a slot ("pci:0000:03:00.0"), or "cpu" on every machine: another card may be put
-    into it, and machines share stores.
-    """
-    parts = (device.id, device.pci_id, device.arch, device.name, device.driver)
-    return ", ".join(part for part in parts if part)
-
-
-def _place_of_check(engine: Engine, device: Device) -> str:
-    """As `place_of`; for an engine that serves a range of sizes, a verdict is of one of them."""
-    size = "" if engine.opened_at is None else f", at {_written(engine.opened_at)}"
-    return f"{place_of(device)}{size}"
-
-
 def asked_request(engine: Engine) -> BuildRequest:
     """Returns what failures of an engine are remembered under: another size of it may serve."""
     return replace(engine.request, shapes=engine.shapes)
-
-
-def require_as_planned(request: BuildRequest, facts: Mapping[str, str]) -> None:
-    """Refuses a session that says that it computes in another precision than was planned.
-
-    Raises:
-        RunError: With both.
-    """
-    runs = facts.get("precision", request.precision)
-    if runs != request.precision:
-        raise RunError(
-            f"{request.component} was planned in {request.precision}, but {request.vendor} runs "
-            f"it in {runs}",
-            f"sdkit-dispatch build --precision {runs}",
-        )
-
-
-def _written(sizes: Mapping[str, tuple[int, ...]]) -> str:
-    return ", ".join(f"{name} {list(values)}" for name, values in sizes.items())
-
-
-def _require_unchanged(folder: Path, files: Mapping[str, StoredFile]) -> None:
-    """Refuses an engine that its own vendor wrote to while it was loaded and run.
-
-    Raises:
-        CacheError: Names the file.
-    """
-    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    changed = there ^ set(files) | {
-        name
-        for name, before in files.items()
-        if name in there and (folder / name).stat().st_size != before.size_bytes
-    }
-    if changed:
-        raise CacheError(f"the vendor changed the engine while it ran: '{min(changed)}'")

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from .cache import Entry, Manifest
-from .check import Case, Recording, judge, limits_for, load_recording, recordings_of
-from .component_build import require_as_planned
+from .check import (
+    WIDEST_DTYPE,
+    Case,
+    Recording,
+    judge,
+    limits_for,
+    load_recording,
+    recordings_of,
+)
+from .component_gate import require_as_planned
 from .contract import BuildRequest, Engine, Plan, Progress, Rejection, VendorSpec
 from .errors import ConfigError, DispatchError, PipelineError
-from .pipeline_files import component_digests, read_pipeline
+from .pipeline_files import Component, component_digests, known_dtype, read_pipeline
 from .store_use import last_use
 from .worker_client import WorkerClient
 
@@ -122,13 +130,13 @@ def _plan_for(dispatcher: Dispatcher, request: BuildRequest) -> Plan | str:
 def _checked(dispatcher: Dispatcher, job: _Job, workers: _Workers) -> DeepResult:
     request = job.manifest.request
     dispatcher.report(Progress(phase=f"open {request.component} with {request.vendor}"))
-    onnx = _graph_of(dispatcher, request)
+    part = _component_of(dispatcher, request)
     # A vendor that maps the weights of the graph finds none beside this name.
     engine = Engine(
         key=request.key,
         request=request,
         folder=str(job.entry.folder),
-        onnx=str(onnx or job.entry.folder / "no-graph.onnx"),
+        onnx=str(part.onnx if part else job.entry.folder / "no-graph.onnx"),
     )
     try:
         session = workers.client(dispatcher.specs[request.vendor]).load(engine, job.plan.device)
@@ -136,15 +144,17 @@ def _checked(dispatcher: Dispatcher, job: _Job, workers: _Workers) -> DeepResult
             require_as_planned(request, session.facts)
             for cases, reference in _cases_for(job, workers):
                 outputs = [session.run(case.feeds) for case in cases]
-                limits = job.manifest.verdict.limits or limits_for(request.precision, "float32")
-                verdict = judge(cases, outputs, limits, reference=reference)
-                if verdict.status == "failed":
-                    return _result(job.manifest, "failed", verdict.reason)
-                return _result(job.manifest, "passed", f"it computes what {reference} does")
+                for limits, doubt in _limits_of(dispatcher, job.manifest, part):
+                    verdict = judge(cases, outputs, limits, reference=reference)
+                    if verdict.status != "failed" and doubt:
+                        return _result(job.manifest, "unknown", doubt)
+                    if verdict.status != "failed":
+                        return _result(job.manifest, "passed", f"it computes what {reference} does")
+                return _result(job.manifest, "failed", verdict.reason)
         finally:
             session.close()
     except DispatchError as error:
-        if onnx is None:  # it may be the mapped weights that are missing
+        if part is None:  # it may be the mapped weights that are missing
             words = f"it does not open without its model: {error.message}"
             return _result(job.manifest, "unknown", words)
         return _result(job.manifest, "failed", error.message)
@@ -164,8 +174,28 @@ def _cases_for(job: _Job, workers: _Workers) -> Iterator[tuple[tuple[Case, ...],
             yield cases, recording.reference
 
 
-def _graph_of(dispatcher: Dispatcher, request: BuildRequest) -> Path | None:
-    """Returns the graph that the engine was last used with, if it is still the same."""
+def _limits_of(
+    dispatcher: Dispatcher, manifest: Manifest, part: Component | None
+) -> Iterator[tuple[Mapping[str, float], str]]:
+    """Yields what an engine may be off by; with a doubt, if that is no more than a guess.
+
+    An engine that nobody checked was never held to any limits, and which they are depends on the
+    weights of its graph, which may be gone.
+    """
+    precision, digest = manifest.request.precision, manifest.request.graph_digest
+    dtype = part.dtype if part else known_dtype(digest, memo=dispatcher.store.memo)
+    if manifest.verdict.limits:
+        yield manifest.verdict.limits, ""
+    elif dtype:
+        yield limits_for(precision, dtype), ""
+    else:
+        yield limits_for(precision, "float32"), ""
+        words = "its graph is not at hand, and it is off by more than a graph of full precision is"
+        yield limits_for(precision, WIDEST_DTYPE), f"{words} allowed, and less than one of half"
+
+
+def _component_of(dispatcher: Dispatcher, request: BuildRequest) -> Component | None:
+    """Returns the component that the engine was last used with, if it is still the same."""
     use = last_use(dispatcher.store.memo, request.key)
     if use is None or not use.onnx:
         return None
@@ -177,7 +207,7 @@ def _graph_of(dispatcher: Dispatcher, request: BuildRequest) -> Path | None:
     except (PipelineError, KeyError):
         return None
     is_same = digests == (request.graph_digest, request.weights_digest)
-    return component.onnx if is_same else None
+    return component if is_same else None
 
 
 def _result(

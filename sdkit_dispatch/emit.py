@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .build import Builder
-from .component_build import ComponentBuild, Wanted
+from .component_build import ComponentBuild
 from .contract import Plan, Progress, Report, record_to_json
 from .env import Environment
 from .errors import ConfigError
+from .wanted import Wanted
 from .whole_folder import require_free, whole_folder
 
 VENDOR = "ggml"

@@ -10,6 +10,7 @@ from statistics import median
 from .cache import EngineStore
 from .contract import BuildRequest, VendorSpec
 from .env.room import free_bytes
+from .siblings import checked_siblings
 
 MEMORY_INFO = Path("/proc/meminfo")
 
@@ -77,12 +78,13 @@ def forecast(
     if not missing:
         return None
     sizes = [weights_bytes[request.component] for request in missing]
+    written = [_own_bytes(store, spec, one, weights_bytes[one.component]) for one in missing]
     free_memory_bytes = available_memory_bytes()
     return Forecast(
         vendor=spec.name,
         components=tuple(request.component for request in missing),
         estimate_s=_estimate_s(store, missing),
-        disk_bytes=round(sum(sizes) * spec.disk_factor),
+        disk_bytes=round(sum(written) * spec.disk_factor),
         free_disk_bytes=free_bytes(store.home),
         memory_bytes=round(max(sizes) * spec.memory_factor),
         free_memory_bytes=machine_memory_bytes if free_memory_bytes is None else free_memory_bytes,
@@ -97,6 +99,18 @@ def available_memory_bytes() -> int | None:
         return int(line.split()[1]) * 1024
     except (OSError, StopIteration, ValueError, IndexError):
         return None
+
+
+def _own_bytes(
+    store: EngineStore, spec: VendorSpec, request: BuildRequest, weights_bytes: int
+) -> int:
+    """Returns what an engine takes, beside the files that a sibling lends it."""
+    for entry in checked_siblings(store, request) if spec.shared_files else ():
+        manifest = entry.manifest
+        if manifest is not None and manifest.request.weights_digest == request.weights_digest:
+            own = set(manifest.files) - set(spec.shared_files)
+            return sum(manifest.files[name].size_bytes for name in own)
+    return weights_bytes
 
 
 def _is_stored(store: EngineStore, request: BuildRequest) -> bool:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from .build import LADDER_ERRORS, Builder, Step, all_failed, failed_step
 from .checkpoint import Checkpoint, identity, read_checkpoint
-from .contract import GenerateRequest, Plan, Precision, Report, record_to_json
-from .errors import ConfigError, PipelineError
+from .contract import BuildRequest, GenerateRequest, Plan, Precision, Report, record_to_json
+from .errors import ConfigError, PipelineError, WorkerError
 from .loaded_pipeline import GenerateAnswer
 from .pipeline_files import file_digest
 from .workers import Workers
@@ -89,8 +90,9 @@ class LoadedCheckpoint:
             "options": dict(plan.options),
             "request": record_to_json(request),
         }
-        client = self.workers.client(self.workers.specs[plan.vendor])
-        answer = client.generate(params, {}, self.report)
+        with self._remembering(plan, request, digest):
+            client = self.workers.client(self.workers.specs[plan.vendor])
+            answer = client.generate(params, {}, self.report)
         if identity(path) != seen:
             self.workers.stop(self.workers.specs[plan.vendor])  # it may hold a part of each
             raise PipelineError(
@@ -111,4 +113,49 @@ class LoadedCheckpoint:
             components=(),
             checkpoint={"file": path.name, "sha256": digest},
             ungated={PART: UNCHECKED},
+        )
+
+    @contextmanager
+    def _remembering(self, plan: Plan, request: GenerateRequest, digest: str) -> Iterator[None]:
+        """Does not let the same end a worker again; another size of the picture may serve.
+
+        Raises:
+            WorkerError: It did before.
+        """
+        tools = self.builder.tools
+        asked = BuildRequest(
+            vendor=plan.vendor,
+            revision=self.workers.specs[plan.vendor].revision,
+            runtime=plan.runtime,
+            target=plan.target,
+            component=PART,
+            graph_digest=digest,
+            weights_digest="",
+            precision=plan.precision,
+            shapes={"images": (request.batch, request.height_px, request.width_px, 3)},
+            options=plan.options,
+        )
+        if tools.may_retry:
+            tools.failures.forget(asked, plan.device)
+        remembered = tools.failures.recall(asked, plan.device)
+        if remembered is not None:
+            raise remembered.as_error()
+        try:
+            yield
+        except WorkerError as error:
+            if error.was_lost:
+                tools.failures.remember(asked, plan.device, error)
+            raise
+
+
+def require_leave(*, is_strict: bool, must_check: bool) -> None:
+    """Refuses an engine that no reference can check, where nothing else than the best will do.
+
+    Raises:
+        ConfigError: Nobody said that it may be unchecked.
+    """
+    if is_strict and must_check:
+        raise ConfigError(
+            f"--strict refuses an engine that cannot be checked: {UNCHECKED}",
+            "add --no-check, leave --strict out, or give an exported ONNX pipeline",
         )

@@ -13,19 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .build import LADDER_ERRORS, Builder, BuildResult, Step, all_failed, failed_step
-from .component_build import (
-    ComponentBuild,
-    Wanted,
-    asked_request,
-    build_request,
-    require_as_planned,
-    wanted,
-)
+from .component_build import ComponentBuild, asked_request
+from .component_gate import require_as_planned
 from .contract import Arrays, GenerateRequest, Plan, Report, record_to_json
 from .diffusion.shapes import count_token_chunks
 from .errors import CacheError, ConfigError, DispatchError, NumericError, WorkerError
 from .pipeline_files import Pipeline
 from .store_layout import as_store_error
+from .wanted import Wanted, build_request, wanted
 from .whole_file import write_whole
 from .workers import Workers
 

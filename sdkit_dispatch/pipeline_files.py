@@ -302,11 +302,10 @@ def _read_component(name: str, path: Path, memo: Path | None) -> Component:
             f"'{path}' has {size_bytes} bytes; an ONNX file above 2 GiB needs external data"
         )
     digest = file_digest(path, memo=memo)
-    note = None if memo is None else memo / "graphs" / f"{digest}.json"
-    facts = _read_memo(note, [GRAPH_FACTS_REVISION])
-    if not isinstance(facts, dict) or set(facts) != {"inputs", "outputs", "external", "dtype"}:
+    facts = _known_facts(digest, memo)
+    if facts is None:
         facts = _graph_facts(path)
-        _write_memo(note, [GRAPH_FACTS_REVISION], facts)
+        _write_memo(_facts_file(digest, memo), [GRAPH_FACTS_REVISION], facts)
     external = tuple(_checked_external(path, *row) for row in facts["external"])
     return Component(
         name=name,
@@ -317,6 +316,22 @@ def _read_component(name: str, path: Path, memo: Path | None) -> Component:
         dtype=facts["dtype"],
         weights_bytes=size_bytes + sum(part.stat().st_size for part in external),
     )
+
+
+def known_dtype(graph_digest: str, *, memo: Path) -> str:
+    """Returns what `Component.dtype` was when that graph was last read; empty if nobody knows."""
+    facts = _known_facts(graph_digest, memo)
+    return str(facts["dtype"]) if facts else ""
+
+
+def _known_facts(digest: str, memo: Path | None) -> dict[str, Any] | None:
+    facts = _read_memo(_facts_file(digest, memo), [GRAPH_FACTS_REVISION])
+    is_whole = isinstance(facts, dict) and set(facts) == {"inputs", "outputs", "external", "dtype"}
+    return facts if is_whole else None
+
+
+def _facts_file(digest: str, memo: Path | None) -> Path | None:
+    return None if memo is None else memo / "graphs" / f"{digest}.json"
 
 
 def _tensors(rows: list[Any]) -> tuple[GraphTensor, ...]:  # Any: rows of JSON data

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from .cache import EngineStore, StoredFile
+from .cache import EngineStore, Entry, StoredFile
 from .contract import BuildRequest, Engine
 from .errors import CacheError
 from .pipeline_files import remember_digest
@@ -31,9 +31,23 @@ def siblings_of(store: EngineStore, request: BuildRequest, *, onnx: Path) -> tup
     them go, but do not count as used: neither the quota nor `last_use` may take them for engines
     that somebody runs. Left out is one that computes wrong numbers on some device here.
     """
+    engines = []
+    for entry in checked_siblings(store, request)[:MOST]:
+        assert entry.manifest is not None
+        try:
+            hit = store.look_up(entry.manifest.request, onnx=onnx, is_use=False)
+        except CacheError:
+            continue
+        if hit is not None:
+            engines.append(hit[0])
+    return tuple(engines)
+
+
+def checked_siblings(store: EngineStore, request: BuildRequest) -> list[Entry]:
+    """Returns the entries of `siblings_of`, best first; their files are not looked at."""
     found = []
-    for entry in store.entries():
-        if entry.manifest is None or entry.damage or entry.is_shared:
+    for entry in store.of_graph(request.graph_digest):
+        if entry.manifest is None or entry.damage:
             continue
         # What nobody checked, an import say, must not pass a file on to what is built here.
         if entry.manifest.verdict.status != "passed" or store.has_failed(entry.key):
@@ -45,16 +59,8 @@ def siblings_of(store: EngineStore, request: BuildRequest, *, onnx: Path) -> tup
         }
         alike = replace(other, shapes=request.shapes, weights_digest=request.weights_digest)
         if sum(is_same.values()) == 1 and alike.key == request.key:
-            found.append((is_same["weights"], entry.manifest.created_at, other))
-    engines = []
-    for _, _, other in sorted(found, key=lambda one: one[:2], reverse=True)[:MOST]:
-        try:
-            hit = store.look_up(other, onnx=onnx, is_use=False)
-        except CacheError:
-            continue
-        if hit is not None:
-            engines.append(hit[0])
-    return tuple(engines)
+            found.append((is_same["weights"], entry.manifest.created_at, entry))
+    return [entry for _, _, entry in sorted(found, key=lambda one: one[:2], reverse=True)]
 
 
 def known_files(store: EngineStore, engines: Iterable[Engine]) -> dict[FileId, StoredFile]:

@@ -39,6 +39,18 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LaterVerdict:
+    """What the gate said of a stored engine that it had not passed on the device at hand.
+
+    Attributes:
+        facts: What the session said of itself, as in `Manifest`.
+    """
+
+    verdict: Verdict
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class StoredFile:
     """Size and sha256 of one file of an engine."""
 

@@ -2,53 +2,93 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import stat
 import tempfile
+import uuid
 from contextlib import suppress
 from pathlib import Path
 
+from .store_layout import LAYOUT
+
 PREFIX = "sdkit-dispatch-store-"
-LOCK_FILE = "in-use.lock"
+GATE, MEMBERS = "gate.lock", "member-*.lock"
+
+log = logging.getLogger(__name__)
 
 
 class TemporaryHome:
-    """A private folder below the system's temporary one; `close` removes it."""
+    """A private folder below the system's temporary one, shared by all processes of a user.
+
+    As in a home that lasts, one of them builds what the others wait for, and compilers take turns.
+    The last one takes it away.
+    """
 
     def __init__(self) -> None:
-        """Makes the folder, and removes those that killed processes left.
+        """Joins those who use it, or makes it anew, without what killed processes left.
 
         Raises:
             OSError: There is no place for it.
         """
         import filelock
 
-        _sweep()
-        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        self._lock = filelock.FileLock(self.folder / LOCK_FILE)
-        self._lock.acquire()
+        self._place, self._is_shared = _place()
+        self.folder = self._place / "home"
+        self._gate = filelock.FileLock(self._place / GATE)
+        self._membership = filelock.FileLock(self._place / MEMBERS.replace("*", uuid.uuid4().hex))
+        with self._gate:
+            if not self._is_used():
+                shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            self._membership.acquire()
 
     def close(self) -> None:
-        """Removes it; twice is fine."""
-        self._lock.release()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Leaves it, and removes it if nobody else uses it; twice is fine."""
+        if not self._membership.is_locked:
+            return
+        with self._gate:
+            self._membership.release()
+            if not self._is_used():
+                shutil.rmtree(self.folder, ignore_errors=True)
+        if not self._is_shared:
+            shutil.rmtree(self._place, ignore_errors=True)
+
+    def _is_used(self) -> bool:
+        """True if a living process is a member; the operating system frees the locks of others."""
+        import filelock
+
+        is_used = False
+        for path in self._place.glob(MEMBERS):
+            try:
+                with filelock.FileLock(path).acquire(timeout=0):
+                    pass
+            except filelock.Timeout:
+                is_used = True
+            else:
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+        return is_used
 
 
-def _sweep() -> None:
-    """Removes folders whose process is gone: nobody holds their lock."""
-    import filelock
+def _place() -> tuple[Path, bool]:
+    """Returns a folder that nobody but this user can have filled, and whether others find it.
 
-    for leftover in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        lock = leftover / LOCK_FILE
-        if not (_is_ours(leftover) and lock.is_file()):  # or it was made this very moment
-            continue
-        with suppress(filelock.Timeout, OSError), filelock.FileLock(lock).acquire(timeout=0):
-            shutil.rmtree(leftover, ignore_errors=True)
+    The folder of all processes stays, with the lock that lets them in one by one. Should somebody
+    else have made one of its name, this process has one of its own.
+    """
+    user = "user" if os.name == "nt" else str(os.geteuid())  # Windows has a folder a user
+    place = Path(tempfile.gettempdir()) / f"{PREFIX}{LAYOUT}-{user}"
+    with suppress(FileExistsError):
+        place.mkdir(mode=0o700)
+    if _is_ours(place):
+        return place, True
+    log.warning("'%s' is not a private folder of this user, and is left alone", place)
+    return Path(tempfile.mkdtemp(prefix=PREFIX)), False
 
 
 def _is_ours(folder: Path) -> bool:
-    """True for a folder that nobody but this user can have filled; Windows has one a user."""
     try:
         found = folder.lstat()
     except OSError:

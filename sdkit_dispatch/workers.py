@@ -22,6 +22,7 @@ from .contract import (
     record_from_json,
     record_to_json,
 )
+from .detect.graphics import graphics_state
 from .detect.processor import processor_features
 from .env import Environment, resolve
 from .errors import VendorEnvError, WorkerError
@@ -119,8 +120,8 @@ class Workers:
         """Asks a vendor's worker whether and how it serves a device.
 
         A "yes" is remembered for as long as the environment, the vendor's variables, the device and
-        its driver are the same, so that a second command need not load the runtime; a "no" is asked
-        anew each time.
+        the drivers of the machine are the same, so that a second command need not load the runtime;
+        a "no" is asked anew each time.
         """
         environment = self.environment(spec)
         if isinstance(environment, Rejection):
@@ -131,6 +132,7 @@ class Workers:
             environment.fingerprint,
             _newest_source(spec),
             processor_features(),
+            [] if device.kind == "cpu" else graphics_state(os.environ),
             {**_own_variables(spec), **self._variables(spec)},
             record_to_json(device),
             precision,

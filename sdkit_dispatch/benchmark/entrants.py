@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from sdkit_dispatch.benchmark.machine import drop_from_memory, peak_rss_bytes
 from sdkit_dispatch.benchmark.quick import seeded_feeds
 from sdkit_dispatch.benchmark.records import Kind, Row
-from sdkit_dispatch.component_build import ComponentBuild, Wanted
+from sdkit_dispatch.component_build import ComponentBuild
 from sdkit_dispatch.contract import Arrays, Plan, no_report, record_to_json
+from sdkit_dispatch.wanted import Wanted
 from sdkit_dispatch.worker_client import RemoteSession, Timing, WorkerClient
 
 if TYPE_CHECKING:

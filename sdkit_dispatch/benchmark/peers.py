@@ -25,12 +25,12 @@ import numpy as np
 from sdkit_dispatch.benchmark.entrants import Image, Use, feeds_of, relative_errors, with_peak
 from sdkit_dispatch.benchmark.machine import drop_from_memory, peak_rss_bytes
 from sdkit_dispatch.benchmark.records import Row
-from sdkit_dispatch.component_build import Wanted
 from sdkit_dispatch.contract import Progress, Rejection, VendorSpec, record_from_json
 from sdkit_dispatch.diffusion.noise import image_seeds, start_noise
 from sdkit_dispatch.diffusion.shapes import latent_shape
 from sdkit_dispatch.env import Environment, install, plan_install, resolve
 from sdkit_dispatch.errors import ConfigError, RunError, VendorEnvError, WorkerError
+from sdkit_dispatch.wanted import Wanted
 from sdkit_dispatch.worker_client import Timing
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdkit_dispatch.component_build import wanted
 from sdkit_dispatch.contract import Plan, Progress, Shapes
 from sdkit_dispatch.errors import DispatchError
 from sdkit_dispatch.pipeline_files import Component, Pipeline
+from sdkit_dispatch.wanted import wanted
 
 if TYPE_CHECKING:
     from sdkit_dispatch.api import Choice, Dispatcher

@@ -14,11 +14,11 @@ from sdkit_dispatch.benchmark.measure import CaseMeasurement, Settings
 from sdkit_dispatch.benchmark.peers import peer_entrants
 from sdkit_dispatch.benchmark.records import CaseResult, CaseSpec, PipelineFacts, Report, Row
 from sdkit_dispatch.benchmark.suites import Suite
-from sdkit_dispatch.component_build import Wanted, wanted
 from sdkit_dispatch.contract import GenerateRequest, Plan
 from sdkit_dispatch.errors import ConfigError, PipelineError
 from sdkit_dispatch.pipeline_files import Pipeline
 from sdkit_dispatch.version import __version__
+from sdkit_dispatch.wanted import Wanted, wanted
 
 if TYPE_CHECKING:
     from sdkit_dispatch.api import Choice, Dispatcher

@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 
 from sdkit_dispatch.errors import ConfigError
 
-MAX_SEED = 2**64 - 1
+MAX_SEED = 2**63 - 1
+"""Of every image of a batch. stable-diffusion.cpp takes a signed number, and replaces a negative
+one by a random one; a request means the same to every vendor, or is refused."""
 
 
 def image_seeds(seed: int, batch: int) -> tuple[int, ...]:

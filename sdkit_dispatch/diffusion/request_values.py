@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from sdkit_dispatch.contract import SCHEDULERS, GenerateRequest
+from sdkit_dispatch.diffusion.noise import image_seeds
 from sdkit_dispatch.errors import ConfigError
 
 MAX_STEPS = 1000
@@ -41,6 +42,7 @@ def check_request(request: GenerateRequest) -> None:
         )
     if type(request.seed) is not int:
         raise ConfigError(f"seed is {request.seed!r}, not a whole number", "change --seed")
+    image_seeds(request.seed, request.batch)
     for name, text in (("prompt", request.prompt), ("negative", request.negative_prompt)):
         if not isinstance(text, str):
             raise ConfigError(f"the {name} prompt is {text!r}, not a text")

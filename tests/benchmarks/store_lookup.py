@@ -1,9 +1,10 @@
-"""How long a look-up takes in a store of 10,000 engines, beside one of 10.
+"""How long a look-up takes in a store of 10,000 engines, beside one of 10, and one for siblings.
 
     python tests/benchmarks/store_lookup.py [--rounds 300] [--entries 10000]
 
-The two stores take turns (A B A B ...), for hits and for misses, so that a machine that gets slower
-is slower for both. The ratio is the median of the rounds' own ratios, in CPU seconds.
+The two stores take turns (A B A B ...), for hits, misses and siblings of a miss, so that a machine
+that gets slower is slower for both. The ratio is the median of the rounds' own ratios, in CPU
+seconds.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from sdkit_dispatch.cache import MANIFEST, EngineStore
 from sdkit_dispatch.contract import BuildRequest
+from sdkit_dispatch.siblings import siblings_of
 from sdkit_dispatch.store_layout import prepare
 from sdkit_dispatch.store_manifest import StoredFile, Verdict, new_manifest, write_manifest
 
@@ -57,6 +59,17 @@ def fill(store: EngineStore, count: int) -> None:
         write_manifest(folder / MANIFEST, manifest)
 
 
+def siblings_s(store: EngineStore, number: int) -> float:
+    """Returns the CPU seconds of one look for engines that a new one may build upon."""
+    wanted = replace(request(number), shapes={**REQUEST.shapes, "sample": (2, 4, 96, 64)})
+    started_s = time.process_time()
+    found = siblings_of(store, wanted, onnx=Path("model.onnx"))
+    store.let_go()
+    elapsed_s = time.process_time() - started_s
+    assert len(found) == 1
+    return elapsed_s
+
+
 def look_up_s(store: EngineStore, number: int, *, is_hit: bool) -> float:
     """Returns the CPU seconds of one look-up."""
     wanted = request(number)
@@ -78,21 +91,22 @@ def main() -> int:
         fill(small, 10)
         fill(large, options.entries)
         worst = 0.0
-        for kind, is_hit in (("hit", True), ("miss", False)):
+        measured = {
+            "hit": lambda store, turn: look_up_s(store, turn, is_hit=True),
+            "miss": lambda store, turn: look_up_s(store, -1 - turn, is_hit=False),
+            "sibling": siblings_s,
+        }
+        for kind, measure in measured.items():
             times: list[tuple[float, float]] = []
             for turn in range(options.rounds + 10):
-                number = turn * 37 if is_hit else -1 - turn
-                pair = (
-                    look_up_s(small, number % 10 if is_hit else number, is_hit=is_hit),
-                    look_up_s(large, number % options.entries if is_hit else number, is_hit=is_hit),
-                )
+                pair = (measure(small, turn * 37 % 10), measure(large, turn * 37 % options.entries))
                 if turn >= 10:  # the first ones warm up
                     times.append(pair)
             ratio = statistics.median(b / a for a, b in times)
             worst = max(worst, ratio)
             few, many = (statistics.median(side) * 1e6 for side in zip(*times, strict=True))
             print(
-                f"{kind:<5} 10 engines {few:8.0f} us   {options.entries} engines {many:8.0f} us   "
+                f"{kind:<7} 10 engines {few:8.0f} us   {options.entries} engines {many:8.0f} us   "
                 f"ratio {ratio:.2f}"
             )
     print(f"limit {LIMIT:g}: {'kept' if worst <= LIMIT else 'broken'}")

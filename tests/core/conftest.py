@@ -16,6 +16,12 @@ def null_is_the_reference(monkeypatch):
 
 
 @pytest.fixture
+def refuge_of_its_own(tmp_path_factory, monkeypatch):
+    """A store that retreats finds nobody else's engines in the temporary folder."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("temporary")))
+
+
+@pytest.fixture
 def pipeline(tmp_path):
     return make_toy_pipeline(tmp_path / "pipeline", external=True)
 

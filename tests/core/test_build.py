@@ -15,13 +15,9 @@ import pytest
 
 from sdkit_dispatch import reference
 from sdkit_dispatch.build import Builder
-from sdkit_dispatch.cache import MANIFEST, EngineStore, Verdict
-from sdkit_dispatch.component_build import (
-    ComponentBuilder,
-    build_request,
-    place_of,
-    wanted,
-)
+from sdkit_dispatch.cache import MANIFEST, EngineStore, LaterVerdict, Verdict
+from sdkit_dispatch.component_build import ComponentBuilder
+from sdkit_dispatch.component_gate import ComponentGate, place_of
 from sdkit_dispatch.contract import (
     Device,
     GenerateRequest,
@@ -43,6 +39,7 @@ from sdkit_dispatch.errors import (
 from sdkit_dispatch.pipeline_files import read_pipeline
 from sdkit_dispatch.reference import Reference
 from sdkit_dispatch.store_explain import explain
+from sdkit_dispatch.wanted import build_request, wanted
 from sdkit_null import SPEC
 from toy_bench import CPU, REQUEST
 
@@ -572,7 +569,8 @@ def test_another_card_in_the_same_slot_has_a_verdict_of_its_own(bench, pipeline)
 def test_retry_asks_the_gate_again_about_a_stored_engine_that_it_refused(bench, pipeline):
     want, plan = bench.want(pipeline), bench.plan()
     first = bench.builder(must_check=False).build(want, [plan], no_report)
-    refused = Verdict(status="failed", reason="the driver of yesterday")
+    verdict = Verdict(status="failed", reason="the driver of yesterday")
+    refused = LaterVerdict(verdict=verdict)
     bench.store.keep_later_verdict(first.components[1].engine.key, place_of(CPU), refused)
     with pytest.raises(NumericError):
         bench.builder().build(want, [plan], no_report)
@@ -597,14 +595,14 @@ def test_every_size_of_a_range_passes_the_gate_before_it_is_used(bench, pipeline
 
 
 def test_a_size_of_a_range_that_fails_takes_no_other_size_with_it(bench, pipeline, monkeypatch):
-    plan, real = bench.plan(profiles=RANGES), ComponentBuilder._checked
+    plan, real = bench.plan(profiles=RANGES), ComponentGate.check
 
     def run_out_of_memory(self, engine, device):
         if engine.shapes.get("sample") == (2, 4, 8, 16):
             raise RunError("no memory for so large a picture")
         return real(self, engine, device)
 
-    monkeypatch.setattr(ComponentBuilder, "_checked", run_out_of_memory)
+    monkeypatch.setattr(ComponentGate, "check", run_out_of_memory)
     with pytest.raises(RunError, match="no memory"):
         bench.builder().build(bench.want(pipeline, sized(32, 16)), [plan], no_report)
     small = bench.builder().build(bench.want(pipeline, sized(20, 32)), [plan], no_report)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from sdkit_dispatch.api import Choice, Dispatcher
@@ -27,7 +28,7 @@ from store_examples import REQUEST, publish, state_of
 from toy_bench import CPU, Bench
 from toy_bench import REQUEST as SIZE
 
-pytestmark = pytest.mark.usefixtures("null_is_the_reference")
+pytestmark = pytest.mark.usefixtures("null_is_the_reference", "refuge_of_its_own")
 
 GPU = Device(
     id="pci:0000:01:00.0", kind="discrete", maker="nvidia", name="A card", pci_address="01:00.0"
@@ -51,6 +52,21 @@ def test_a_home_that_cannot_exist_builds_and_keeps_nothing(recorded_bench, pipel
     assert build(lone, pipeline, must_check=False).is_hit  # as long as the process lives
     lone.store.close()
     assert not refuge.exists()
+
+
+def test_two_runs_without_a_home_build_once_and_in_turns(recorded_bench, pipeline):
+    if not sys.platform.startswith("linux"):
+        pytest.skip("needs /proc, in which nobody can make a folder")
+    first, second = (Bench(Path("/proc/no-home"), recorded_bench.workers) for _ in range(2))
+    assert not build(first, pipeline, must_check=False).is_hit
+    result = build(second, pipeline, must_check=False)
+    assert result.is_hit
+    assert not result.is_stored  # it is gone with the last of them
+    assert first.store.locks == second.store.locks
+    first.store.close()
+    assert build(second, pipeline, must_check=False).is_hit
+    second.store.close()
+    assert not second.store.home.exists()
 
 
 def fail_to_write_below_mock(monkeypatch, home: Path, error: OSError) -> None:
@@ -280,6 +296,38 @@ def test_a_deep_check_goes_on_past_an_engine_whose_options_are_not_known(
     assert [one.status for one in found.values()].count("passed") == 3
     assert found[stored.name].status == "unknown"
     assert "of_yesterday" in found[stored.name].message
+
+
+def make_half(graph: Path) -> None:
+    """Makes most weights of a graph bfloat16, by a tensor that no node reads."""
+    model = onnx.load(graph, load_external_data=False)
+    count = 1000
+    model.graph.initializer.append(
+        onnx.helper.make_tensor(
+            "half", onnx.TensorProto.BFLOAT16, [count], bytes(2 * count), raw=True
+        )
+    )
+    onnx.save(model, graph)
+
+
+def test_a_deep_check_allows_a_half_precision_graph_what_the_gate_allows_it(
+    bench, pipeline, dispatcher
+):
+    make_half(pipeline / "unet" / "model.onnx")
+    build(bench, pipeline)  # records the reference
+    options = {"fault": "drift", "only_component": "unet", "holds_weights": True}
+    drifting = build(bench, pipeline, options=options, must_check=False)
+    entries = [bench.store.read(drifting.components[1].engine.key)]
+    assert not entries[0].manifest.verdict.limits
+    (found,) = check_deeply(dispatcher, entries)
+    assert (found.status, found.component) == ("passed", "unet")
+    for note in (bench.store.memo / "uses").rglob("*.json"):
+        note.unlink()  # where its graph is; what its weights are is remembered by its digest
+    (found,) = check_deeply(dispatcher, entries)
+    assert found.status == "passed"
+    shutil.rmtree(bench.store.memo / "graphs")
+    (found,) = check_deeply(dispatcher, entries)
+    assert (found.status, "a graph of full precision" in found.message) == ("unknown", True)
 
 
 def test_require_gpu_makes_the_step_to_the_cpu_an_error_of_its_own(dispatcher, pipeline, tmp_path):

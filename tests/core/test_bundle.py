@@ -27,7 +27,7 @@ from sdkit_dispatch.bundle import verify_bundle
 from sdkit_dispatch.bundle_file import INDEX, SIGNATURE
 from sdkit_dispatch.bundle_fit import Fit
 from sdkit_dispatch.bundle_signature import PUBLIC, SECRET, new_keys, read_key, write_keys
-from sdkit_dispatch.cache import EngineStore, Verdict
+from sdkit_dispatch.cache import EngineStore, LaterVerdict, Verdict
 from sdkit_dispatch.contract import no_report
 from sdkit_dispatch.errors import CacheError, CancelledByUser, ConfigError
 
@@ -130,9 +130,9 @@ def test_an_existing_engine_is_kept_and_a_damaged_one_replaced(packed, tmp_path)
 def test_an_engine_does_not_inherit_what_was_said_of_other_bytes_under_its_key(packed, tmp_path):
     """Compilers are not deterministic, and a bundle may hold anything under a key."""
     store = publish(tmp_path / "there", verdict=Verdict(status="unchecked"))
-    store.keep_later_verdict(REQUEST.key, "gpu 1", Verdict(status="passed"))
+    store.keep_later_verdict(REQUEST.key, "gpu 1", LaterVerdict(verdict=Verdict(status="passed")))
     assert take(packed, tmp_path / "there").engines[0].state == "kept"
-    assert store.later_verdict(REQUEST.key, "gpu 1").status == "passed"
+    assert store.later_verdict(REQUEST.key, "gpu 1").verdict.status == "passed"
     store.remove(REQUEST.key)
     assert take(packed, tmp_path / "there").engines[0].state == "added"
     assert store.later_verdict(REQUEST.key, "gpu 1") is None

@@ -11,8 +11,8 @@ from bundle_examples import REQUEST, publish, tree
 from sdkit_dispatch.api import Choice, Dispatcher
 from sdkit_dispatch.cache import EngineStore
 from sdkit_dispatch.cli import app
-from sdkit_dispatch.component_build import wanted
 from sdkit_dispatch.errors import CacheError, ConfigError
+from sdkit_dispatch.wanted import wanted
 from toy_pipeline import make_toy_pipeline
 
 

@@ -9,16 +9,17 @@ import pytest
 from bundle_examples import export, take
 from sdkit_dispatch import graph, reference
 from sdkit_dispatch.build import Builder
+from sdkit_dispatch.build_tools import BuildTools
 from sdkit_dispatch.bundle_fit import Fit, fit_here
 from sdkit_dispatch.cache import EngineStore
 from sdkit_dispatch.check import Recording, recorded_request, recording_bytes
-from sdkit_dispatch.component_build import BuildTools, wanted
 from sdkit_dispatch.config import Config
 from sdkit_dispatch.contract import BuildRequest, Device, GenerateRequest, no_report
 from sdkit_dispatch.errors import NumericError, VendorEnvError
 from sdkit_dispatch.failures import Failures
 from sdkit_dispatch.pipeline_files import read_pipeline
 from sdkit_dispatch.reference import Reference, portable_name
+from sdkit_dispatch.wanted import wanted
 from sdkit_dispatch.workers import Workers
 from sdkit_null import SPEC
 from toy_pipeline import SIDE_PX, make_toy_pipeline
@@ -112,6 +113,15 @@ def test_an_imported_engine_is_checked_with_what_came_along(maker, elsewhere, tm
     for built in result.components:
         assert built.manifest.verdict.status == "passed"
         assert "from a bundle" in built.manifest.verdict.reference
+
+
+def test_an_imported_engine_says_what_runs_at_every_hit(maker, elsewhere, tmp_path):
+    take(bundle_of(maker, tmp_path / "a.sdkit"), elsewhere.store.home)
+    first, again = (elsewhere.build().components for _ in range(2))
+    for before, now in zip(first, again, strict=True):
+        assert before.manifest.facts["device"] == CPU.name
+        assert now.manifest.facts == before.manifest.facts
+        assert now.manifest.verdict == before.manifest.verdict
 
 
 def test_an_engine_that_computes_something_else_here_is_refused(maker, elsewhere, tmp_path):

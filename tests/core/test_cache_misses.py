@@ -12,10 +12,10 @@ import pytest
 from sdkit_dispatch import api
 from sdkit_dispatch.__main__ import main
 from sdkit_dispatch.api import Choice, Dispatcher
-from sdkit_dispatch.component_build import build_request, wanted
 from sdkit_dispatch.contract import no_report
 from sdkit_dispatch.pipeline_files import read_pipeline
 from sdkit_dispatch.store_explain import explain
+from sdkit_dispatch.wanted import build_request, wanted
 from sdkit_null import SPEC
 from toy_bench import CPU, REQUEST, Bench
 from toy_pipeline import make_toy_pipeline

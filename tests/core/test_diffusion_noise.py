@@ -74,7 +74,7 @@ def test_odd_sizes_are_filled() -> None:
 
 
 @pytest.mark.parametrize(("seed", "batch"), [(-1, 1), (MAX_SEED + 1, 1), (MAX_SEED, 2)])
-def test_seed_outside_64_bits_is_refused(seed: int, batch: int) -> None:
+def test_seed_outside_the_range_of_all_vendors_is_refused(seed: int, batch: int) -> None:
     with pytest.raises(ConfigError, match=f"seed {seed} with a batch of {batch}"):
         image_seeds(seed, batch)
 

@@ -12,9 +12,11 @@ from checkpoint_files import entry, safetensors_bytes
 from fake_pipeline import SPEC
 from sdkit_dispatch.api import Choice, Dispatcher
 from sdkit_dispatch.cli import app
+from sdkit_dispatch.config import Config
 from sdkit_dispatch.contract import Device
 from sdkit_dispatch.detect import host
 from sdkit_dispatch.diffusion.image import FACTS_KEY
+from sdkit_dispatch.diffusion.noise import MAX_SEED
 from sdkit_dispatch.errors import (
     CancelledByUser,
     ConfigError,
@@ -23,6 +25,7 @@ from sdkit_dispatch.errors import (
     RunError,
     WorkerError,
 )
+from sdkit_dispatch.failures import Failures
 from sdkit_dispatch.plan import make_plans
 from toy_pipeline import make_toy_pipeline
 
@@ -150,11 +153,44 @@ def test_steps_are_reported_and_a_cancelled_one_stops(dispatcher, checkpoint):
     assert "denoise" in seen
 
 
-def test_a_library_that_aborts_is_a_worker_error_and_the_next_call_works(dispatcher, checkpoint):
-    loaded = dispatcher.load(checkpoint)
+def test_a_checkpoint_that_ended_the_worker_is_not_tried_again_unless_asked(dispatcher, checkpoint):
+    checkpoint.write_bytes(safetensors_bytes({"deadly": entry()}))
+    size, other = {"width_px": 8, "height_px": 16}, {"width_px": 8, "height_px": 8}
     with pytest.raises(WorkerError, match="died"):
-        loaded.generate("abort", steps=1, **SIZE)
-    assert loaded.generate("a fox", steps=1, **SIZE).steps == ()
+        dispatcher.load(checkpoint).generate("abort", steps=1, **size)
+    again = dispatcher.load(checkpoint)
+    with pytest.raises(WorkerError, match="not tried again") as caught:
+        again.generate("a fox", steps=1, **size)
+    assert "--retry" in caught.value.hint
+    assert again.generate("a fox", steps=1, **other).steps == ()  # another size may well fit
+    retried = dispatcher.load(checkpoint, Choice(may_retry=True))
+    assert retried.generate("a fox", steps=1, **size).steps == ()
+    assert again.generate("a fox", steps=1, **size).steps == ()
+
+
+def test_a_remembered_failure_of_a_checkpoint_takes_the_next_step_at_once(dispatcher, checkpoint):
+    checkpoint.write_bytes(safetensors_bytes({"deadly too": entry()}))
+    options = {"fault": "abort"}, {}
+    first = with_options(dispatcher.load(checkpoint), *options).generate("a", steps=1, **SIZE)
+    again = with_options(dispatcher.load(checkpoint), *options).generate("a", steps=1, **SIZE)
+    assert [step.kind for step in (*first.steps, *again.steps)] == ["WorkerError"] * 2
+    assert "not tried again" in again.steps[0].reason
+    (failure,) = (
+        one
+        for one in Failures(dispatcher.home).all()
+        if one.graph_digest == again.checkpoint["sha256"]
+    )
+    assert (failure.vendor, failure.component) == ("fake-pipeline", "the whole checkpoint")
+
+
+def test_strict_refuses_what_cannot_be_checked_unless_no_check_is_asked_for(tmp_path, checkpoint):
+    with Dispatcher(home=tmp_path / "home", config=Config(strict=True)) as strict:
+        for run in (strict.load, strict.build):
+            with pytest.raises(ConfigError, match="strict.*cannot be checked") as caught:
+                run(checkpoint)
+            assert "--no-check" in caught.value.hint
+        answer = strict.load(checkpoint, Choice(must_check=False)).generate("a", steps=1, **SIZE)
+    assert "unchecked" in answer.facts()["verdicts"].values()
 
 
 def test_images_of_another_size_are_no_answer(dispatcher, checkpoint):
@@ -189,7 +225,14 @@ def test_what_the_engine_lacks_is_a_config_error(dispatcher, checkpoint):
 
 @pytest.mark.parametrize(
     ("values", "words"),
-    [({"steps": 0}, "steps"), ({"latents": np.zeros(1)}, "noise"), ({"scheduler": "x"}, "unknown")],
+    [
+        ({"steps": 0}, "steps"),
+        ({"latents": np.zeros(1)}, "noise"),
+        ({"scheduler": "x"}, "unknown"),
+        ({"seed": -1}, "seed -1 with a batch of 1"),
+        ({"seed": MAX_SEED + 1}, f"outside 0..{MAX_SEED}"),
+        ({"seed": MAX_SEED, "batch": 2}, "with a batch of 2"),
+    ],
 )
 def test_wrong_values_are_refused_before_anything_is_loaded(dispatcher, checkpoint, values, words):
     with pytest.raises(ConfigError, match=words):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,9 +13,12 @@ from typing import Any
 import pytest
 
 from sdkit_dispatch import pipeline_files
-from sdkit_dispatch.cache import EngineStore, Verdict, new_manifest
+from sdkit_dispatch.cache import EngineStore, LaterVerdict, Manifest, Verdict, new_manifest
 from sdkit_dispatch.contract import BuildRequest, Engine
+from sdkit_dispatch.forecast import forecast
 from sdkit_dispatch.siblings import disk_bytes, known_files, remember_files, siblings_of
+from sdkit_dispatch.store_manifest import read_manifest
+from sdkit_null import SPEC
 
 REQUEST = BuildRequest(
     vendor="null",
@@ -77,6 +81,49 @@ def test_siblings_differ_in_shapes_or_in_weights_alone(store: EngineStore) -> No
     assert found == [OTHER_SIZE, OTHER_WEIGHTS]
 
 
+def manifests_read(store: EngineStore, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Returns how many manifests a look for siblings reads; it finds the one that there is."""
+    read: list[Path] = []
+
+    def counting(path: Path) -> Manifest:
+        read.append(path)
+        return read_manifest(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sdkit_dispatch.cache.read_manifest", counting)
+        assert [one.request for one in siblings_of(store, OTHER_SIZE, onnx=ONNX)] == [REQUEST]
+    return len(read)
+
+
+def test_engines_of_other_graphs_are_not_read_for_siblings(
+    store: EngineStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(store, REQUEST)
+    assert siblings_of(store, OTHER_SIZE, onnx=ONNX)
+    alone = manifests_read(store, monkeypatch)
+    for digit in "def":
+        publish(store, replace(REQUEST, graph_digest=digit * 64))
+    assert manifests_read(store, monkeypatch) == alone
+
+
+def test_siblings_are_found_though_the_memos_of_the_store_were_lost(store: EngineStore) -> None:
+    publish(store, REQUEST)
+    publish(store, replace(REQUEST, graph_digest="d" * 64))
+    shutil.rmtree(store.memo)
+    publish(store, OTHER_WEIGHTS)  # noted, which does not make the memo complete
+    assert [one.request for one in siblings_of(store, OTHER_SIZE, onnx=ONNX)] == [REQUEST]
+    for note in (store.memo / "by-graph").iterdir():
+        note.write_text(note.read_text() + "no key\n" + "f" * 64)  # nor is this of any engine
+    assert [one.request for one in siblings_of(store, OTHER_SIZE, onnx=ONNX)] == [REQUEST]
+
+
+def test_an_engine_that_was_removed_is_nobodys_sibling(store: EngineStore) -> None:
+    publish(store, REQUEST)
+    assert siblings_of(store, OTHER_SIZE, onnx=ONNX)
+    store.remove(REQUEST.key)
+    assert siblings_of(store, OTHER_SIZE, onnx=ONNX) == ()
+
+
 def test_a_damaged_engine_is_nobodys_sibling(store: EngineStore) -> None:
     folder = publish(store, OTHER_SIZE)
     (folder / "weights").write_bytes(b"x" * LARGE_BYTES)
@@ -95,6 +142,24 @@ def test_a_shared_file_is_counted_once_and_each_entry_goes_alone(store: EngineSt
     assert entry is not None
     assert store.verify(entry) == ""
     assert disk_bytes([second]) > LARGE_BYTES
+
+
+def test_a_forecast_counts_no_file_that_a_sibling_lends(store: EngineStore) -> None:
+    spec = replace(SPEC, shared_files=("weights",))
+    sizes = {"unet": LARGE_BYTES}
+
+    def forecast_bytes(request: BuildRequest) -> int:
+        found = forecast(store, spec, [request], sizes)
+        assert found is not None
+        return found.disk_bytes
+
+    alone = forecast_bytes(OTHER_SIZE)
+    assert alone > LARGE_BYTES
+    publish(store, REQUEST)
+    assert 0 < forecast_bytes(OTHER_SIZE) < LARGE_BYTES / 100
+    assert forecast_bytes(OTHER_WEIGHTS) == alone
+    spec = SPEC  # which links nothing
+    assert forecast_bytes(OTHER_SIZE) == alone
 
 
 def test_a_linked_file_is_not_hashed_and_one_in_its_place_is(
@@ -145,7 +210,8 @@ def test_a_new_link_does_not_make_the_old_names_be_hashed_again(
 def test_an_engine_that_failed_the_gate_later_is_not_built_upon(store: EngineStore) -> None:
     publish(store, REQUEST)
     assert siblings_of(store, OTHER_SIZE, onnx=ONNX)
-    store.keep_later_verdict(REQUEST.key, "a card 1.0", Verdict(status="passed"))
+    passed, failed = (LaterVerdict(verdict=Verdict(status=one)) for one in ("passed", "failed"))
+    store.keep_later_verdict(REQUEST.key, "a card 1.0", passed)
     assert siblings_of(store, OTHER_SIZE, onnx=ONNX)
-    store.keep_later_verdict(REQUEST.key, "a card 2.0", Verdict(status="failed"))
+    store.keep_later_verdict(REQUEST.key, "a card 2.0", failed)
     assert siblings_of(store, OTHER_SIZE, onnx=ONNX) == ()

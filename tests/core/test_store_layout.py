@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import stat
 from dataclasses import replace
 
@@ -160,7 +161,9 @@ def test_a_shared_store_that_is_not_there_is_no_error(tmp_path):
     assert look_up(store) is not None
 
 
-def test_a_store_that_retreats_hands_out_what_it_had_and_leaves_nothing(store, caplog):
+def test_a_store_that_retreats_hands_out_what_it_had_and_leaves_nothing(
+    store, caplog, refuge_of_its_own
+):
     publish(store)
     own = engines_folder(store.home)
     before = state_of(own)
@@ -180,22 +183,60 @@ def test_a_store_that_retreats_hands_out_what_it_had_and_leaves_nothing(store, c
     assert state_of(own) == before
 
 
-def test_a_temporary_home_that_a_killed_process_left_is_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """The system's temporary folder."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    return tmp_path / "temporary"
+
+
+def test_a_temporary_home_is_shared_and_goes_with_its_last_user(temporary):
+    first, second = TemporaryHome(), TemporaryHome()
+    assert first.folder == second.folder
+    (first.folder / "engine").touch()
+    first.close()
+    first.close()
+    assert (second.folder / "engine").exists()
+    second.close()
+    assert not second.folder.exists()
+    third = TemporaryHome()
+    assert list(third.folder.iterdir()) == []
+    third.close()
+
+
+def test_what_a_killed_process_left_is_removed(temporary):
     killed = TemporaryHome()
-    killed._lock.release()  # as the operating system does
+    (killed.folder / "half an engine").touch()
+    killed._membership.release()  # as the operating system does
     living = TemporaryHome()
-    assert not killed.folder.exists()
-    assert TemporaryHome().folder.exists()
-    assert living.folder.exists()
+    assert list(living.folder.iterdir()) == []
+    living.close()
 
 
 @POSIX
-def test_a_folder_of_another_user_is_not_swept(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    trap = tmp_path / "sdkit-dispatch-store-trap"
-    trap.mkdir(mode=0o755)
-    trap.chmod(0o777)
-    (trap / "in-use.lock").touch()
-    TemporaryHome().close()
-    assert (trap / "in-use.lock").exists()
+@pytest.mark.parametrize("mode", [0o777, 0o750])
+def test_a_folder_that_others_may_open_is_neither_used_nor_swept(temporary, mode):
+    usual = TemporaryHome()
+    usual.close()
+    (trap := usual.folder.parent).chmod(mode)
+    (trap / "home").mkdir()
+    (trap / "home" / "engine").touch()
+    own = TemporaryHome()
+    assert not own.folder.is_relative_to(trap)
+    own.close()
+    assert not own.folder.parent.exists()
+    assert (trap / "home" / "engine").exists()
+
+
+@POSIX
+def test_a_link_in_place_of_the_folder_is_not_followed(temporary, tmp_path):
+    usual = TemporaryHome()
+    usual.close()
+    place = usual.folder.parent
+    shutil.rmtree(place)
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    place.symlink_to(tmp_path / "elsewhere")
+    own = TemporaryHome()
+    own.close()
+    assert list((tmp_path / "elsewhere").iterdir()) == []

@@ -6,12 +6,11 @@ import subprocess
 import sys
 import textwrap
 import threading
-from dataclasses import replace
 
 import pytest
 
 from sdkit_dispatch.build_slots import build_slot
-from sdkit_dispatch.cache import MANIFEST, EngineStore
+from sdkit_dispatch.cache import MANIFEST, EngineStore, LaterVerdict
 from sdkit_dispatch.errors import CacheError
 from sdkit_dispatch.store_cleaning import used_at_s
 from sdkit_dispatch.store_use import hold_engine, last_use, unused_engine
@@ -127,9 +126,9 @@ def test_a_lost_last_use_only_makes_an_engine_look_older(store):
 
 def test_a_verdict_of_a_removed_engine_is_not_that_of_the_next_one(store):
     publish(store)
-    verdict = look_up(store)[1].verdict
-    store.keep_later_verdict(REQUEST.key, "cpu", replace(verdict, reason="of the first"))
-    assert store.later_verdict(REQUEST.key, "cpu").reason == "of the first"
+    later = LaterVerdict(verdict=look_up(store)[1].verdict, facts={"device": "the first"})
+    store.keep_later_verdict(REQUEST.key, "cpu", later)
+    assert store.later_verdict(REQUEST.key, "cpu") == later
     store.remove(REQUEST.key)
     publish(store)
     assert store.later_verdict(REQUEST.key, "cpu") is None

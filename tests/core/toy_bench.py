@@ -3,14 +3,15 @@
 from pathlib import Path
 
 from sdkit_dispatch.build import Builder
+from sdkit_dispatch.build_tools import BuildTools
 from sdkit_dispatch.cache import EngineStore
-from sdkit_dispatch.component_build import BuildTools, Wanted, wanted
 from sdkit_dispatch.config import Config
 from sdkit_dispatch.contract import Device, GenerateRequest, Plan, Precision
 from sdkit_dispatch.errors import VendorEnvError
 from sdkit_dispatch.failures import Failures
 from sdkit_dispatch.pipeline_files import read_pipeline
 from sdkit_dispatch.reference import Reference
+from sdkit_dispatch.wanted import Wanted, wanted
 from sdkit_dispatch.workers import Workers
 from sdkit_null import SPEC
 from toy_pipeline import SIDE_PX

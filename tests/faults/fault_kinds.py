@@ -31,7 +31,7 @@ from fault_lab import (
     use,
 )
 
-from sdkit_dispatch.cache import MANIFEST, Verdict
+from sdkit_dispatch.cache import MANIFEST, LaterVerdict, Verdict
 from sdkit_dispatch.check import arrays_from_recording, load_recording
 from sdkit_dispatch.errors import CompileError
 from sdkit_dispatch.failures import Failures
@@ -203,12 +203,13 @@ def _targets(lab: Lab) -> Iterator[tuple[str, Path, Check]]:
     yield "recording", recording, lambda: _compared(_bytes_of(recording), recorded)
 
     verdict = Verdict(status="passed", reason="", metrics={"out": {"cosine": 0.5}})
-    lab.store.keep_later_verdict(lab.request.key, "a card", verdict)
+    later = LaterVerdict(verdict=verdict, facts={"device": "a card"})
+    lab.store.keep_later_verdict(lab.request.key, "a card", later)
     (note,) = (lab.store.memo / "verdicts").rglob("*.json")
     yield (
         "verdict",
         note,
-        lambda: _compared(lab.store.later_verdict(lab.request.key, "a card"), verdict),
+        lambda: _compared(lab.store.later_verdict(lab.request.key, "a card"), later),
     )
 
     failures = Failures(lab.home.with_name("failures home"))

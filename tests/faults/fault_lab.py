@@ -24,10 +24,10 @@ from onnx.reference import ReferenceEvaluator
 
 from sdkit_dispatch import reference
 from sdkit_dispatch.cache import MANIFEST, EngineStore
-from sdkit_dispatch.component_build import build_request
 from sdkit_dispatch.contract import BuildRequest, Engine, Plan, Progress
 from sdkit_dispatch.errors import CacheError, WorkerError
 from sdkit_dispatch.failures import Failures
+from sdkit_dispatch.wanted import build_request
 from sdkit_null import SPEC
 from sdkit_null.adapter import NullAdapter
 from toy_bench import CPU, Bench, new_workers

@@ -21,9 +21,10 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from sdkit_dispatch import Choice, Dispatcher
-from sdkit_dispatch.component_build import ComponentBuild, Wanted, wanted
+from sdkit_dispatch.component_build import ComponentBuild
 from sdkit_dispatch.config import Config
 from sdkit_dispatch.contract import GenerateRequest
+from sdkit_dispatch.wanted import Wanted, wanted
 from sdkit_onnxruntime import CPU as ONNXRUNTIME
 from sdkit_openvino import SPEC as OPENVINO
 from vendor_harness import CPU, SAMPLE, adapter_of, build, feeds_for, with_external_weights

@@ -132,6 +132,55 @@ def test_a_gpu_that_is_not_there_is_rejected_with_what_is(tmp_path: Path) -> Non
     assert "CPU" in answer.reason
 
 
+F16 = "GGML_VK_DISABLE_F16"
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
+    """Devices, with what ggml would have read as each of them was opened; no GPU is needed."""
+    import sdkit_ggml.adapter as adapter
+    from sdkit_ggml.runtime.loader import Runtime
+    from sdkit_ggml.runtime.providers import Provider
+
+    seen: list[tuple[str, str | None]] = []
+
+    def open_mock(_library: object, device: OfferedDevice) -> str:
+        seen.append((device.name, os.environ.get(F16)))
+        return ""
+
+    ggml_adapter()
+    library: Any = None
+    provider = Provider(name="a mock", folder=Path("nowhere"))
+    runtime = Runtime(library=library, provider=provider, version="0.26.0")
+    monkeypatch.setattr(adapter, "load_runtime", lambda: runtime)
+    monkeypatch.setattr(adapter, "offered_devices", lambda _: (PROCESSOR, CARD, OTHER, INSIDE))
+    monkeypatch.setattr(adapter, "fault_of", open_mock)
+    monkeypatch.setattr(runtime, "load_gpu_backends", lambda: None)
+    monkeypatch.setenv(F16, "")
+    monkeypatch.delenv(F16)  # and restored afterwards, whatever is set meanwhile
+    return seen
+
+
+def test_each_gpu_of_a_worker_computes_as_it_was_planned(
+    opened: list[tuple[str, str | None]],
+) -> None:
+    adapter = ggml_adapter()
+    for card, precision in ((CARD, "fp16"), (OTHER, "fp32"), (INSIDE, "fp16")):
+        plan = adapter.plan(gpu(card.kind, pci_address=card.pci_address), precision, {})
+        assert plan.precision == precision
+    assert opened == [("Vulkan0", None), ("Vulkan1", "1"), ("Vulkan2", None)]
+
+
+def test_what_the_user_says_of_half_precision_stands(
+    opened: list[tuple[str, str | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(F16, "yes")
+    adapter = ggml_adapter()
+    for card, precision in ((CARD, "fp32"), (OTHER, "fp16")):
+        adapter.plan(gpu(card.kind, pci_address=card.pci_address), precision, {})
+    assert opened == [("Vulkan0", "yes"), ("Vulkan1", "yes")]
+
+
 def _cut_operand(program: dict[str, Any]) -> None:
     program["variants"][0]["operands"][0][1] = 1 << 40
 

@@ -252,6 +252,15 @@ def test_the_store_keeps_one_copy_and_each_entry_whole(dispatcher: Dispatcher) -
     together = disk_bytes(folders(first, second))
     programs = sum((one / PROGRAM_FILE).stat().st_size for one in set(folders(second)))
     assert together - alone < programs + 64 * 1024
+    assert second.forecast is not None  # of what is linked it counts nothing
+    assert list(SPEC.shared_files) == [WEIGHTS_FILE]
+    own = sum(
+        stored.size_bytes
+        for one in first.components
+        for name, stored in one.manifest.files.items()
+        if one.component in second.forecast.components and name != WEIGHTS_FILE
+    )
+    assert second.forecast.disk_bytes == round(own * SPEC.disk_factor)
     entries = {entry.key: entry for entry in store.entries()}
     assert [store.verify(entry) for entry in entries.values()] == [""] * len(entries)
     unets = [

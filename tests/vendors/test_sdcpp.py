@@ -15,13 +15,15 @@ import pytest
 
 from sdkit_dispatch.api import Choice, Dispatcher
 from sdkit_dispatch.config import Config
-from sdkit_dispatch.contract import SCHEDULERS, Device, Rejection
-from sdkit_dispatch.errors import ConfigError, PipelineError
+from sdkit_dispatch.contract import SCHEDULERS, Device, GenerateRequest, Rejection, no_report
+from sdkit_dispatch.diffusion.noise import MAX_SEED
+from sdkit_dispatch.errors import ConfigError, PipelineError, RunError
 from sdkit_sdcpp import SPEC
 from sdkit_sdcpp.adapter import SdcppAdapter
 from sdkit_sdcpp.gpus import index_of, names_from_log
 from sdkit_sdcpp.library import LibraryLog
 from sdkit_sdcpp.names import SCHEDULERS as THEIRS
+from sdkit_sdcpp.session import SdcppSession
 
 sys.path.append(str(Path(__file__).parents[1] / "models"))
 import seeded_checkpoint
@@ -85,6 +87,48 @@ def test_facts_are_what_the_library_says(drawn):
     assert facts["precision"] == "fp16"
     assert facts["weights"] == "f16: 686"
     assert facts["runtime"].startswith("stable-diffusion.cpp of cyllama")
+
+
+class RecordingContextMock:
+    """Draws nothing, and keeps what it was asked to draw."""
+
+    def generate(self, **values):
+        self.values = values
+        return []
+
+
+class BindingMock:
+    """The names of the binding, and nothing behind them."""
+
+    class SampleMethod:
+        DPMPP2M = "a method"
+
+    class Scheduler:
+        DISCRETE = "a scheduler"
+
+    @staticmethod
+    def set_progress_callback(callback):
+        pass
+
+
+def test_the_largest_seed_reaches_the_library_as_it_is():
+    context = RecordingContextMock()
+    session = SdcppSession(context, BindingMock, log=LibraryLog(), facts={})
+    request = GenerateRequest(prompt="a fox", **SIDE, seed=MAX_SEED)
+    with pytest.raises(ValueError, match="at least one array"):  # it drew nothing
+        session.generate(request, no_report)
+    assert context.values["seed"] == MAX_SEED
+
+
+@pytest.mark.parametrize("kind", ["cpu", "discrete"])
+def test_a_library_that_does_not_start_is_a_run_error(monkeypatch, tmp_path, kind):
+    def run(command, **options):
+        return subprocess.CompletedProcess(command, -6, "", "the library ends it")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    device = Device(id="one", kind=kind, maker="amd", name="a device")
+    with pytest.raises(RunError, match="does not start: it ended with -6: the library ends it"):
+        SdcppAdapter().load(tmp_path / "model.safetensors", device, options={})
 
 
 def test_each_step_is_reported(drawn):

@@ -27,6 +27,7 @@ SPEC = VendorSpec(
         "gguf",
         "transcribe-cpp-native" if _HAS_VULKAN_WHEEL else "libggml-python",
     ),
+    shared_files=("weights.gguf",),
     also_used=(
         *("transcribe-cpp-native", "libggml-python"),
         *(f"{package}{flavour}" for package in ("cyllama", "inferna") for flavour in _FLAVOURS),

@@ -120,7 +120,7 @@ class GgmlAdapter:
             return found
         runtime, offered = found
         if offered.kind != "cpu":
-            runtime.open_gpus(is_exact=wanted == "fp32")
+            runtime.open_gpu(offered, is_exact=wanted == "fp32")
             try:
                 fault = self._fault_of(runtime, offered)
             except Exception as error:  # a broken driver raises anything
@@ -218,9 +218,11 @@ class GgmlAdapter:
             ) from error
         threads = thread_count(self.threads)
         is_exact = request.precision == "fp32"
-        if offered.kind != "cpu":
-            runtime.open_gpus(is_exact=is_exact)
-        is_as_asked = offered.kind == "cpu" or runtime.is_exact == is_exact or not is_exact
+        is_as_asked = (
+            offered.kind == "cpu"
+            or runtime.open_gpu(offered, is_exact=is_exact) == is_exact
+            or not is_exact
+        )
         if not is_as_asked:
             logger.warning(
                 "ggml: %s was opened for half precision in this process; %s runs so too",

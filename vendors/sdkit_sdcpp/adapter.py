@@ -98,7 +98,10 @@ class SdcppAdapter:
 
     def load(self, checkpoint: Path, device: Device, *, options: Mapping[str, Any]) -> SdcppSession:
         chosen = _options(options)
-        index = self._index(device)
+        try:
+            index = self._index(device)
+        except BrokenRuntimeError as error:
+            raise RunError(f"stable-diffusion.cpp does not start: {error}", _INSTALL) from error
         if isinstance(index, Rejection):
             raise RunError(f"sdcpp: {index.reason}", index.hint)
         sd = self._library.bound_to(device, index)

@@ -15,8 +15,6 @@ from sdkit_sdcpp.names import SCHEDULERS
 
 SIDE_STEP_PX = 64
 """The library rounds other widths and heights up."""
-MAX_SEED = 1 << 62
-"""It draws a seed of its own for negative ones."""
 
 
 class SdcppSession:
@@ -66,7 +64,7 @@ class SdcppSession:
             "negative_prompt": request.negative_prompt,
             "width": request.width_px,
             "height": request.height_px,
-            "seed": request.seed % MAX_SEED,
+            "seed": request.seed,
             "batch_count": request.batch,
             "sample_steps": request.steps,
             # One is how the library says "without guidance".

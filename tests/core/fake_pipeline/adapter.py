@@ -28,6 +28,8 @@ class FakePipelineAdapter:
     def load(self, checkpoint, device, *, options):
         if options.get("fault") == "load":
             raise RunError(f"fake: {device.id} does not open")
+        if options.get("fault") == "abort":
+            os.abort()
         if options.get("fault") == "unknown":
             raise PipelineError("fake: this kind of model is unknown")
         FakePipelineAdapter.loaded += 1

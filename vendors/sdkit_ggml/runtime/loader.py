@@ -6,10 +6,12 @@ import ctypes
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sdkit_ggml.runtime.binding import LOG_CALLBACK, SCORE, Library
+from sdkit_ggml.runtime.devices import OfferedDevice
 from sdkit_ggml.runtime.examination import (
     GPU_BACKENDS,
     NEWEST,
@@ -21,6 +23,13 @@ from sdkit_ggml.runtime.providers import Provider, find_library, find_providers,
 
 logger = logging.getLogger(__name__)
 
+_EXACT: Mapping[str, Mapping[str, str]] = {
+    "Vulkan": {"GGML_VK_DISABLE_F16": "1"},
+    "CUDA": {"NVIDIA_TF32_OVERRIDE": "0"},
+}
+"""Backend -> variables that make it compute in float32; the caller's own values stand."""
+_READ_PER_DEVICE = frozenset({"Vulkan"})
+"""Backends that look at them as each device opens; of others one answer serves the process."""
 _LEVELS = {2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
 
 
@@ -38,7 +47,8 @@ class Runtime:
         backends: What is loaded, the CPU included.
         failures: GPU backend -> why it did not load.
         notes: Sentences on the choice of this build: why it, and what is wrong with others.
-        is_exact: Whether GPUs were opened to compute in float32; None before one is opened.
+        are_exact: GPU, or the backend of GPUs that share it -> whether it was opened to compute in
+            float32.
     """
 
     library: Library
@@ -48,8 +58,10 @@ class Runtime:
     backends: list[str] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    is_exact: bool | None = None
+    are_exact: dict[str, bool] = field(default_factory=dict)
     _has_gpus: bool = False
+    _variables: set[str] = field(default_factory=set)
+    """Those of the process that are ours to take back."""
 
     @property
     def name(self) -> str:
@@ -60,16 +72,22 @@ class Runtime:
         own = f" (build {self.provider.build_id})" if self.provider.build_id else ""
         return f"ggml {self.version}{own}"
 
-    def open_gpus(self, *, is_exact: bool) -> None:
-        """Decides how GPUs compute, if that is not decided yet: ggml looks as a device opens.
+    def open_gpu(self, device: OfferedDevice, *, is_exact: bool) -> bool:
+        """Decides how a GPU computes, if it is not open yet; returns whether that is in float32.
 
         Half precision gives 1e-3 where float32 gives 1e-6, and is what GPUs are fast in.
         """
-        if self.is_exact is None:
-            self.is_exact = is_exact
-            if is_exact:
-                os.environ.setdefault("GGML_VK_DISABLE_F16", "1")
-                os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
+        place = device.name if device.backend in _READ_PER_DEVICE else device.backend
+        if place not in self.are_exact:
+            self.are_exact[place] = is_exact
+            for name, value in _EXACT.get(device.backend, {}).items():
+                if is_exact and name not in os.environ:
+                    os.environ[name] = value
+                    self._variables.add(name)
+                elif not is_exact and name in self._variables:
+                    del os.environ[name]
+                    self._variables.remove(name)
+        return self.are_exact[place]
 
     def load_gpu_backends(self) -> None:
         """Loads the GPU backends that the build has; one without its driver is left out.
