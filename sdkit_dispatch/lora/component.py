@@ -126,8 +126,8 @@ def component_merge(
 def write_component(merge: ComponentMerge, out: Path, *, on_fraction: OnFraction) -> None:
     """Writes the graph and the external files of a component into an empty folder.
 
-    What stays as it was is linked to the pipeline's own file, or copied where that cannot be. The
-    graph of `merge` is used up.
+    A graph that stays as it was is linked to the pipeline's own file, or copied where that cannot
+    be. The graph of `merge` is used up.
 
     Raises:
         PipelineError: A weight is of a type that cannot be merged.
@@ -138,6 +138,8 @@ def write_component(merge: ComponentMerge, out: Path, *, on_fraction: OnFraction
 
 def link_or_copy(source: Path, target: Path) -> None:
     """Gives a file a second name, or copies it where there are no links across.
+
+    Not for external data: onnx 1.23 reads none from a file that has two names.
 
     Raises:
         OSError: `target` cannot be written.
@@ -167,6 +169,8 @@ class _Writer:
         }
         entangled = _entangled(parts)
         changed = [one for one in self._merge.weights if one.path in self._merge.changes]
+        for one in changed:
+            self._require_float(one)
         in_place = [
             one
             for one in changed
@@ -177,7 +181,7 @@ class _Writer:
         inside = {
             one.initializer: one
             for one in self._merge.weights
-            if one.initializer not in parts and self._is_float(one)
+            if one.initializer not in parts and self._tensors[one.initializer].data_type in FLOATS
         }
         self._write_files(in_place, parts)
         if not apart and not inside:
@@ -189,7 +193,8 @@ class _Writer:
         with (self._out / location).open("wb") as stream:
             data = _Appender(stream, location)
             for one in apart:
-                tensor = self._own_tensor(one)
+                is_shared = one.is_shared
+                tensor = self._own_tensor(one) if is_shared else self._tensors[one.initializer]
                 data.move(tensor, self._merged(one, tensor))
             for name, one in inside.items():
                 tensor = self._tensors[name]
@@ -215,9 +220,6 @@ class _Writer:
                 for one in weights
                 if Path(parts[one.initializer].location).as_posix() == location
             ]
-            if not here:
-                link_or_copy(source, target)
-                continue
             shutil.copyfile(source, target)
             with target.open("r+b") as stream:
                 for one in here:
@@ -245,12 +247,8 @@ class _Writer:
             graph.node[node].input[place] = name
         return tensor
 
-    def _is_float(self, weight: ModuleWeight) -> bool:
-        return self._tensors[weight.initializer].data_type in FLOATS
-
-    def _merged(self, weight: ModuleWeight, tensor: onnx.TensorProto) -> Any:  # numpy.ndarray
-        """Returns the bytes of a weight with all LoRAs in it."""
-        kind = tensor.data_type
+    def _require_float(self, weight: ModuleWeight) -> None:
+        kind = self._tensors[weight.initializer].data_type
         if kind not in FLOATS:
             raise PipelineError(
                 f"'{self._merge.component.onnx}' has the weight of '{weight.path}' in "
@@ -258,6 +256,10 @@ class _Writer:
                 "BFLOAT16",
                 "merge into the pipeline before it is quantised",
             )
+
+    def _merged(self, weight: ModuleWeight, tensor: onnx.TensorProto) -> Any:  # numpy.ndarray
+        """Returns the bytes of a weight with all LoRAs in it."""
+        kind = tensor.data_type
         data = converted(values_of(tensor, self._folder), kind, TensorProto.FLOAT)
         values = np.array(data).view(np.float32).reshape(tuple(tensor.dims))
         for change in self._merge.changes[weight.path]:

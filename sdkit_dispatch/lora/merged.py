@@ -167,10 +167,11 @@ def _fill(
     for name, source in sources.items():
         target = out / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        if source.suffix == ".json" or source.suffix == ".txt":
-            shutil.copyfile(source, target)  # people edit such files where they are
-        elif Path(name).parts[0] not in merges:
-            link_or_copy(source, target)
+        if source.name == "model.onnx":
+            if Path(name).parts[0] not in merges:
+                link_or_copy(source, target)
+        elif Path(name).parts[0] not in merges or source.name == "config.json":
+            shutil.copyfile(source, target)
     for name, merge in merges.items():
         phase = f"merge LoRAs into {name}"
 

@@ -179,9 +179,7 @@ def main(build: Path) -> None:
         np.savez_compressed(OUT / f"{family}.npz", **arrays)
 
 
-def load(
-    pipeline: diffusers.DiffusionPipeline, name: str, path: Path, strength: float
-) -> None:
+def load(pipeline: diffusers.DiffusionPipeline, name: str, path: Path, strength: float) -> None:
     """Gives a LoRA to the UNet by diffusers, and to the text encoders by peft.
 
     diffusers 0.42 leaves a text encoder of transformers 5 with drawn numbers where the file has

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import shutil
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 
-from sdkit_dispatch import Choice, Dispatcher
 from sdkit_dispatch.cache import EngineStore
-from sdkit_dispatch.config import Config
 from sdkit_dispatch.lora import Lora
 from sdkit_dispatch.lora.merged import merged_pipeline
 from sdkit_dispatch.pipeline_files import read_pipeline
