@@ -262,10 +262,12 @@ def _noted_alpha(path: Path, module: str, notes: Mapping[str, Any], rank: float)
 
 def _notes(path: Path) -> tuple[int, Mapping[str, Any]]:  # Any: JSON data
     """Returns where the tensor data begins, and what diffusers noted of the adapter."""
-    with path.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        header = json.loads(stream.read(length))
-    text = header.get("__metadata__", {}).get(ADAPTER_NOTE, "{}")
+    try:
+        with path.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            text = json.loads(stream.read(length)).get("__metadata__", {}).get(ADAPTER_NOTE, "{}")
+    except (OSError, ValueError, AttributeError, OverflowError, MemoryError) as error:
+        raise _changed(path) from error  # it was sound a moment ago
     try:
         notes = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -5,7 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from lora_examples import PIPELINES
+from lora_examples import MODELS, PIPELINES
 from sdkit_dispatch.lora.modules import SCOPES, module_weights
 from sdkit_dispatch.lora.names import module_names, original_path, place_of
 from sdkit_dispatch.pipeline_files import read_pipeline
@@ -45,6 +45,22 @@ def test_all_exporters_give_the_same_modules(family, component, layers):
         shapes.append({path: row.shape for path, row in rows.items()})
     assert shapes[0] == shapes[1] == shapes[2]
     assert len(shapes[0]) == layers
+
+
+def test_the_order_holds_for_four_levels_too():
+    """As SD1.5's: a config of more layers than the tiny pipelines have."""
+    config = {
+        "down_block_types": [*["CrossAttnDownBlock2D"] * 3, "DownBlock2D"],
+        "up_block_types": ["UpBlock2D", *["CrossAttnUpBlock2D"] * 3],
+        "layers_per_block": 1,
+    }
+    shapes = []
+    for style in ("torchscript", "dynamo"):
+        path = MODELS / "odd" / f"deep-{style}" / "unet" / "model.onnx"
+        rows = found(onnx.load(path, load_external_data=False), "unet", config)
+        shapes.append({name: row.shape for name, row in rows.items()})
+    assert shapes[0] == shapes[1]
+    assert "up_blocks.3.attentions.1.transformer_blocks.0.attn2.to_v" in shapes[0]
 
 
 def strip(model: onnx.ModelProto) -> None:
