@@ -6,6 +6,7 @@ is a pipeline folder like any other.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -122,6 +123,9 @@ def _made(
             return found
         merges, loras = _planned(base, files)
         store.remove(key)  # a damaged one
+        needed_bytes = sum(part.weights_bytes for part in base.components.values())
+        if shutil.disk_usage(store.home).free < needed_bytes:  # rather than to fill it first
+            raise OSError(errno.ENOSPC, f"{needed_bytes / 1e6:.0f} MB are needed", str(store.home))
         with store.workshop(key) as shop:
             out = shop / "pipeline"
             out.mkdir()

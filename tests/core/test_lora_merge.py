@@ -428,6 +428,16 @@ def test_on_a_full_disk_it_is_made_elsewhere_and_not_kept(store, base, lora, mon
     assert list((home / "merged").iterdir()) == []
 
 
+def test_a_disk_without_room_for_the_weights_is_not_filled_first(store, base, lora, monkeypatch):
+    def small_disk(place):
+        """A mock of a disk with a kilobyte left."""
+        return shutil._ntuple_diskusage(10**9, 10**9 - 1000, 1000)
+
+    monkeypatch.setattr(merged.shutil, "disk_usage", small_disk)
+    with pytest.raises(CacheError, match="MB are needed"):
+        merge(store, base, Lora(path=lora))
+
+
 def test_where_no_disk_has_room_the_store_is_named(store, base, lora, monkeypatch):
     home = store.home
     monkeypatch.setattr(merged, "write_component", fail_on_full_disk(2))
