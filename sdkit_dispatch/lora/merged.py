@@ -44,6 +44,7 @@ from .wish import SHOWN_KEYS, AppliedLora, Lora
 
 REVISION = 1
 """Raised whenever the same LoRAs give other weights."""
+Marks = Mapping[str, tuple[int, int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,18 +87,23 @@ def merged_pipeline(
     if not active:
         return MergedPipeline(folder=base.folder, loras=_applied(files, ()), hold=None)
     sources = _sources(base)
+    marks = _marks(sources)
     key = _key(sources, active, store.memo)
+
+    def made() -> tuple[Path, MergedManifest, Hold]:
+        return _made(store, base, active, key=key, sources=sources, marks=marks, report=report)
+
     found = look_up(store, key)
     if found is None:
         try:
-            found = _made(store, base, active, key, sources, report)
+            found = made()
         except OSError as error:
             reason = as_store_error(error, store.home)
             if error.errno not in UNWRITABLE or store.is_temporary:
                 raise reason from error
             store.retreat(reason.message)
             try:
-                found = _made(store, base, active, key, sources, report)
+                found = made()
             except OSError as again:
                 raise reason from again
     folder, manifest, hold = found
@@ -108,8 +114,10 @@ def _made(
     store: EngineStore,
     base: Pipeline,
     files: Sequence[LoraFile],
+    *,
     key: str,
     sources: Mapping[str, Path],
+    marks: Marks,
     report: Report,
 ) -> tuple[Path, MergedManifest, Hold]:
     """Makes a merged pipeline, unless another process makes it meanwhile."""
@@ -132,6 +140,10 @@ def _made(
             linked = _fill(out, base, merges, sources, report)
             for file in files:
                 file.require_unchanged()
+            if _marks(sources) != marks:
+                raise PipelineError(
+                    f"the pipeline '{base.folder}' was changed while it was read", "run it again"
+                )
             for path in (out, *out.rglob("*")):
                 if path.is_dir() or path not in linked:  # a mode is the file's, not the name's
                     close_to_others(path)
@@ -249,6 +261,12 @@ def _sources(base: Pipeline) -> dict[str, Path]:
     for component in base.components.values():
         paths += [component.onnx.parent / "config.json", component.onnx, *component.external]
     return {path.relative_to(base.folder).as_posix(): path for path in paths}
+
+
+def _marks(sources: Mapping[str, Path]) -> Marks:
+    """Returns what changes with the files of a pipeline, and not when they get another name."""
+    found = {name: path.stat() for name, path in sources.items()}
+    return {name: (one.st_ino, one.st_size, one.st_mtime_ns) for name, one in found.items()}
 
 
 def _key(sources: Mapping[str, Path], files: Sequence[LoraFile], memo: Path) -> str:

@@ -525,3 +525,16 @@ def test_a_lora_that_changes_while_it_is_merged_leaves_nothing(store, base, tmp_
         merge(store, base, Lora(path=lora), report=report)
     assert list(merged_entries(store)) == []
     assert list((store.home / "tmp").iterdir()) == []
+
+
+def test_a_pipeline_that_changes_while_it_is_merged_leaves_nothing(store, base, lora):
+    path = base.folder / "unet" / "model.onnx_data"
+    later_ns = time.time_ns() + 10**9
+
+    def report(progress: Progress) -> None:
+        path.write_bytes(bytes(path.stat().st_size))
+        os.utime(path, ns=(later_ns, later_ns))
+
+    with pytest.raises(PipelineError, match="was changed"):
+        merge(store, base, Lora(path=lora), report=report)
+    assert list(merged_entries(store)) == []
