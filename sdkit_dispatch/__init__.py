@@ -21,8 +21,9 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .api import Choice, Dispatcher
+    from .lora import Lora
 
-__all__ = ["Choice", "Dispatcher", "__version__"]
+__all__ = ["Choice", "Dispatcher", "Lora", "__version__"]
 
 
 def __getattr__(name: str) -> Any:  # Any: whatever the name is
@@ -30,4 +31,8 @@ def __getattr__(name: str) -> Any:  # Any: whatever the name is
         from . import api
 
         return getattr(api, name)
+    if name == "Lora":
+        from .lora import Lora
+
+        return Lora
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

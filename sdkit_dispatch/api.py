@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from . import graph
 from .build import Builder, BuildResult
@@ -41,6 +43,7 @@ from .errors import ConfigError, NoVendorError, PipelineError, VendorEnvError
 from .failures import Failures
 from .loaded_checkpoint import LoadedCheckpoint, require_leave
 from .loaded_pipeline import LoadedPipeline
+from .lora import AppliedLora, Lora
 from .measured_order import load_order, with_measured_order
 from .native.builds import right_build
 from .pipeline_files import Pipeline, file_digest, read_pipeline
@@ -52,6 +55,9 @@ from .store_cleaning import Removal, superseded
 from .store_explain import EntryExplanation, Explanation, explain, explain_entry
 from .wanted import Wanted, wanted
 from .workers import Workers
+
+if TYPE_CHECKING:
+    from .lora.merged import MergedPipeline
 
 SAMPLE = "sample"
 """In place of a pipeline folder: the small pipeline in the package, with its profile."""
@@ -251,8 +257,17 @@ class Dispatcher:
         width_px: int | None = None,
         height_px: int | None = None,
         batch: int | None = None,
+        loras: Sequence[Lora] = (),
     ) -> BuildResult:
         """Compiles all components of a pipeline, or finds them in the store.
+
+        Args:
+            pipeline: A pipeline folder, `SAMPLE`, or a checkpoint.
+            choice: What the caller chose.
+            width_px: As for `request`.
+            height_px: As for `request`.
+            batch: As for `request`.
+            loras: What is added to the weights first, in this order.
 
         Raises:
             NoVendorError: No vendor serves; lists every reason.
@@ -261,11 +276,14 @@ class Dispatcher:
         choice = sample_choice(pipeline, choice or Choice())
         if self._takes_whole(pipeline, choice):
             checkpoint = self.read_checkpoint(pipeline)
+            _refuse_loras(checkpoint, loras)
             plan = self.builder(choice).confirmed(self._checkpoint_plans(choice)[0], self.report)
             digest = file_digest(checkpoint.path, memo=self.store.memo)
             return BuildResult(plan=plan, components=(), checkpoint_sha256=digest)
-        want = self._want(pipeline, choice, width_px, height_px, batch)
-        return self.builder(choice).build(want, self._plans(choice), self.report)
+        with self._with_loras(pipeline, loras) as (read, applied):
+            want = self._want(read, choice, width_px, height_px, batch)
+            result = self.builder(choice).build(want, self._plans(choice), self.report)
+        return replace(result, loras=applied)
 
     def build_for(
         self,
@@ -276,6 +294,7 @@ class Dispatcher:
         width_px: int | None = None,
         height_px: int | None = None,
         batch: int | None = None,
+        loras: Sequence[Lora] = (),
     ) -> list[BuildResult]:
         """Compiles engines ahead of time for devices that are elsewhere ("sm_89", "gfx1100").
 
@@ -288,10 +307,12 @@ class Dispatcher:
         """
         choice = sample_choice(pipeline, choice or Choice())
         devices = [absent_device(arch) for arch in archs]
-        want = self._want(pipeline, choice, width_px, height_px, batch)
-        plans = [self._plans(replace(choice, gpu="auto"), devices=[one]) for one in devices]
-        builder = self.builder(choice)
-        return [builder.build(want, ladder, self.report) for ladder in plans]
+        with self._with_loras(pipeline, loras) as (read, applied):
+            want = self._want(read, choice, width_px, height_px, batch)
+            plans = [self._plans(replace(choice, gpu="auto"), devices=[one]) for one in devices]
+            builder = self.builder(choice)
+            results = [builder.build(want, ladder, self.report) for ladder in plans]
+        return [replace(result, loras=applied) for result in results]
 
     def emit(
         self,
@@ -304,6 +325,7 @@ class Dispatcher:
         height_px: int | None = None,
         batch: int | None = None,
         may_replace: bool = False,
+        loras: Sequence[Lora] = (),
     ) -> Emitted:
         """Writes the source of a program that computes one component; builds its engine if needed.
 
@@ -316,6 +338,7 @@ class Dispatcher:
             height_px: As for `build`.
             batch: As for `build`.
             may_replace: Whether `out` may be a folder that was written so before.
+            loras: As for `build`.
 
         Raises:
             ConfigError: There is no such component, the vendor writes no source code, or the
@@ -324,15 +347,16 @@ class Dispatcher:
         """
         choice = sample_choice(pipeline, choice or Choice())
         choice = replace(choice, vendor=choice.vendor or EMITTING_VENDOR)
-        return emit_component(
-            self.builder(choice),
-            self._want(pipeline, choice, width_px, height_px, batch),
-            self._plans(choice),
-            component=component,
-            out=out,
-            may_replace=may_replace,
-            report=self.report,
-        )
+        with self._with_loras(pipeline, loras) as (read, _):
+            return emit_component(
+                self.builder(choice),
+                self._want(read, choice, width_px, height_px, batch),
+                self._plans(choice),
+                component=component,
+                out=out,
+                may_replace=may_replace,
+                report=self.report,
+            )
 
     def explain(
         self,
@@ -441,11 +465,20 @@ class Dispatcher:
         return self.specs[decision.plans[0].vendor]
 
     def load(
-        self, pipeline: str | Path = SAMPLE, choice: Choice | None = None
+        self,
+        pipeline: str | Path = SAMPLE,
+        choice: Choice | None = None,
+        *,
+        loras: Sequence[Lora] = (),
     ) -> LoadedPipeline | LoadedCheckpoint:
         """Prepares a pipeline for `generate`; engines are built when a request needs them.
 
         A checkpoint is taken by a vendor that needs no engines.
+
+        Args:
+            pipeline: As for `build`.
+            choice: As for `build`.
+            loras: As for `build`.
 
         Raises:
             NoVendorError: No vendor serves; lists every reason.
@@ -454,6 +487,7 @@ class Dispatcher:
         choice = sample_choice(pipeline, choice or Choice())
         if self._takes_whole(pipeline, choice):
             checkpoint = self.read_checkpoint(pipeline)
+            _refuse_loras(checkpoint, loras)
             return LoadedCheckpoint(
                 checkpoint=checkpoint,
                 plans=self._checkpoint_plans(choice),
@@ -463,8 +497,8 @@ class Dispatcher:
                 report=self.report,
                 is_strict=self.config.strict,
             )
-        read = self.read(pipeline)
-        return LoadedPipeline(
+        read, merged = self._merged(pipeline, loras)
+        loaded = LoadedPipeline(
             pipeline=read,
             plans=self._plans(choice),
             builder=self.builder(choice),
@@ -474,7 +508,35 @@ class Dispatcher:
             is_strict=self.config.strict,
             memory_budget_bytes=_bytes_of_mb(self.config.memory_budget_mb),
             machine_memory_bytes=self._processor.memory_bytes,
+            loras=merged.loras if merged is not None else (),
         )
+        if merged is not None:  # nobody removes the folder as long as it may be drawn from
+            weakref.finalize(loaded, merged.close)
+        return loaded
+
+    def _merged(
+        self, pipeline: str | Path, loras: Sequence[Lora]
+    ) -> tuple[Pipeline, MergedPipeline | None]:
+        """Reads a pipeline, with LoRAs in its weights if there are any."""
+        read = self.read(pipeline)
+        if not loras:
+            return read, None
+        from .lora.merged import merged_pipeline  # late: it needs onnx
+
+        merged = merged_pipeline(self.store, read, loras, report=self.report)
+        return read_pipeline(merged.folder, memo=self.store.memo), merged
+
+    @contextmanager
+    def _with_loras(
+        self, pipeline: str | Path, loras: Sequence[Lora]
+    ) -> Iterator[tuple[Pipeline, tuple[AppliedLora, ...]]]:
+        """Gives what `_merged` does, which is in use until the end."""
+        read, merged = self._merged(pipeline, loras)
+        try:
+            yield read, merged.loras if merged is not None else ()
+        finally:
+            if merged is not None:
+                merged.close()
 
     def request(
         self,
@@ -514,14 +576,14 @@ class Dispatcher:
 
     def _want(
         self,
-        pipeline: str | Path,
+        pipeline: str | Path | Pipeline,
         choice: Choice,
         width_px: int | None,
         height_px: int | None,
         batch: int | None,
     ) -> Wanted:
         """Returns what must be built for prompts of one chunk at this size."""
-        read = self.read(pipeline)
+        read = pipeline if isinstance(pipeline, Pipeline) else self.read(pipeline)
         request = self.request(
             read, choice, prompt="", width_px=width_px, height_px=height_px, batch=batch
         )
@@ -650,6 +712,20 @@ def _serving(decision: Decision, choice: Choice) -> tuple[Plan, ...]:
             "sdkit-dispatch plan",
         )
     return tuple(plan for plan in decision.plans if plan.device in gpus)
+
+
+def _refuse_loras(checkpoint: Checkpoint, loras: Sequence[Lora]) -> None:
+    """Refuses LoRAs for a file whose weights we never see.
+
+    Raises:
+        ConfigError: There are some.
+    """
+    if loras:
+        raise ConfigError(
+            f"LoRAs are merged into an exported ONNX pipeline, and '{checkpoint.path}' is a "
+            f"checkpoint that its vendor takes whole: '{loras[0].path}' cannot be added",
+            "give the exported ONNX pipeline of that model with --pipeline",
+        )
 
 
 def pipeline_folder(pipeline: str | Path) -> Path:

@@ -20,6 +20,7 @@ from .errors import (
     WorkerError,
 )
 from .forecast import Forecast
+from .lora import AppliedLora
 from .store_cleaning import Removal, shrink
 from .store_layout import UNWRITABLE, as_store_error
 from .wanted import Wanted
@@ -56,6 +57,8 @@ class BuildResult:
     evicted: tuple[Removal, ...] = ()
     checkpoint_sha256: str = ""
     """Of a checkpoint that the vendor takes as it is: there are no components then."""
+    loras: tuple[AppliedLora, ...] = ()
+    """What is in the weights, in order."""
 
     @property
     def is_hit(self) -> bool:

@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from .contract import SCHEMA_VERSION, BuildRequest, Engine, record_from_json, record_to_json
 from .errors import CacheError, PipelineError
@@ -32,6 +33,7 @@ from .store_layout import (
     intruder,
     layout_problem,
     make_private,
+    merged_folder,
     prepare,
     store_error,
 )
@@ -74,6 +76,7 @@ class Entry:
 
     Attributes:
         is_shared: It is in a store that is not ours to write.
+        what: "merged": a pipeline with LoRAs in its weights, which has another kind of manifest.
     """
 
     key: str
@@ -81,6 +84,7 @@ class Entry:
     manifest: Manifest | None
     damage: str = ""
     is_shared: bool = False
+    what: Literal["engine", "merged"] = "engine"
 
 
 class EngineStore:
@@ -109,8 +113,9 @@ class EngineStore:
         return self._refuge is not None
 
     def folder(self, key: str) -> Path:
-        """Where the engine with this key is, or would be built."""
-        return engine_folder(self.home, key)
+        """Where the engine with this key is, or would be built; or the merged pipeline."""
+        merged = merged_folder(self.home) / key
+        return merged if merged.is_dir() else engine_folder(self.home, key)
 
     def look_up(
         self, request: BuildRequest, *, onnx: Path, is_use: bool = True
@@ -371,16 +376,21 @@ class EngineStore:
         note_engine(self.memo, manifest.request.graph_digest, manifest.key)
         write_manifest(folder / MANIFEST, manifest)
         make_private(folder)
+        target = self.folder(manifest.key)
+        self.remove(manifest.key)  # with what the gate said of it later
+        self.move_in(folder, target)
+        self._removed.discard(manifest.key)
+        self._hold(Entry(key=manifest.key, folder=target, manifest=manifest))
+
+    @staticmethod
+    def move_in(folder: Path, target: Path) -> None:
+        """Moves a folder with a manifest, whose files are on the disk, into the store."""
         _flush(folder / MANIFEST)
         for place in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
             _flush(place)
-        target = self.folder(manifest.key)
-        self.remove(manifest.key)  # with what the gate said of it later
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(folder, target)
         _flush(target.parent)
-        self._removed.discard(manifest.key)
-        self._hold(Entry(key=manifest.key, folder=target, manifest=manifest))
 
     def later_verdict(self, key: str, device: str) -> LaterVerdict | None:
         """Returns what the gate said of an unchecked engine when `device` first loaded it."""

@@ -26,6 +26,7 @@ from .cli_options import (
     Height,
     Install,
     Json,
+    Loras,
     PipelinePath,
     PrecisionName,
     ProfileName,
@@ -38,7 +39,9 @@ from .cli_options import (
     choice_of,
     dispatcher_of,
     duration_words,
+    loras_of,
     print_json,
+    print_loras,
     print_not_stored,
     print_steps,
     print_unchecked,
@@ -175,6 +178,7 @@ def build(
     width: Width = None,
     height: Height = None,
     batch: Batch = None,
+    lora: Loras = None,
     install: Install = None,
     env: EnvChoice = None,
     check: Check = True,
@@ -206,12 +210,15 @@ def build(
         context, install=install, env=env, strict=strict, is_quiet=quiet or as_json
     ) as dispatcher:
         size = {"width_px": width, "height_px": height, "batch": batch}
+        loras = loras_of(lora)
         if archs is None:
             settle_installing(dispatcher, pipeline, choice)
-            results = [dispatcher.build(pipeline, choice, **size)]
+            results = [dispatcher.build(pipeline, choice, loras=loras, **size)]
         else:
             names = [name.strip() for name in archs.split(",") if name.strip()]
-            results = dispatcher.build_for(names, pipeline, choice, **size)
+            results = dispatcher.build_for(names, pipeline, choice, loras=loras, **size)
+    for result in results:
+        print_loras(result.loras)
     if as_json:
         documents = [_build_json(result) for result in results]
         for document, result in zip(documents, results, strict=True):
@@ -260,6 +267,7 @@ def generate(
     guidance: Annotated[float | None, typer.Option("--guidance", help="CFG scale.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Same seed and vendor, same image.")] = 0,
     batch: Batch = None,
+    lora: Loras = None,
     scheduler: Annotated[
         str | None,
         typer.Option("--scheduler", help="euler, euler_a, ddim, dpmpp_2m, dpmpp_2m_karras or lcm."),
@@ -296,7 +304,7 @@ def generate(
         context, install=install, env=env, strict=strict, is_quiet=quiet or as_json
     ) as dispatcher:
         settle_installing(dispatcher, pipeline, choice)
-        answer = dispatcher.load(pipeline, choice).generate(
+        answer = dispatcher.load(pipeline, choice, loras=loras_of(lora)).generate(
             prompt,
             negative_prompt=negative,
             width_px=width,
@@ -308,6 +316,7 @@ def generate(
             scheduler=scheduler,
         )
     files = answer.save(out)
+    print_loras(answer.loras)
     if as_json:
         print_json({"files": [str(file) for file in files], "result": answer.facts()})
         return
@@ -425,6 +434,7 @@ def _build_json(result: Any) -> dict[str, Any]:  # Any: BuildResult; JSON data
         "plan": record_to_json(result.plan),
         "steps": [record_to_json(step) for step in result.steps],
         "checkpoint_sha256": result.checkpoint_sha256,
+        "loras": [record_to_json(one) for one in result.loras],
         "components": [
             {
                 "component": built.component,

@@ -231,22 +231,30 @@ def cache_verify(
 ) -> None:
     """Hash every stored file."""
     from .contract import record_to_json
+    from .lora.stored import merged_damage, merged_entries
 
     with dispatcher_of(context, install=False, is_quiet=as_json) as dispatcher:
         store = dispatcher.store
         swept = store.sweep()
         entries = list(store.entries())
         results = {entry.folder: store.verify(entry) for entry in entries}
+        merged = {entry.folder: merged_damage(entry) for entry in merged_entries(store)}
         sound = [entry for entry in entries if not results[entry.folder]]
         opened: list[DeepResult] = []
         if deep:
             from .deep_check import check_deeply
 
             opened = check_deeply(dispatcher, sound)
+    results |= merged
     damaged = {folder.name: damage for folder, damage in results.items() if damage}
     failed = [one for one in opened if one.status == "failed"]
     if as_json:
-        document = {"verified": len(results), "damaged": damaged, "swept": swept}
+        document = {
+            "verified": len(results),
+            "merged": len(merged),
+            "damaged": damaged,
+            "swept": swept,
+        }
         rows = [record_to_json(one) for one in opened]
         print_json({**document, "opened": rows} if deep else document)
     else:
@@ -256,7 +264,11 @@ def cache_verify(
             print(
                 f"{one.key[:12]}  {one.status:<8} {one.vendor:<12} {one.component}: {one.message}"
             )
-        print(f"{len(results)} engines verified, {len(damaged)} damaged, {swept} leftovers removed")
+        words = f" and {len(merged)} pipelines with LoRAs" if merged else ""
+        print(
+            f"{len(results) - len(merged)} engines{words} verified, {len(damaged)} damaged, "
+            f"{swept} leftovers removed"
+        )
         if deep:
             counts = Counter(one.status for one in opened)
             print(
@@ -275,11 +287,22 @@ def cache_remove(
 ) -> None:
     """Remove stored engines."""
     from .errors import ConfigError
+    from .lora.stored import merged_entries
+    from .store_cleaning import removable
 
     with dispatcher_of(context) as dispatcher:
         store = dispatcher.store
-        ours = [entry for entry in store.entries() if not entry.is_shared]
-        entries = ours if everything else [dispatcher.stored(prefix) for prefix in keys or ()]
+        merged = list(merged_entries(store))
+        entries = [
+            entry
+            for prefix in keys or ()
+            for entry in (
+                [one for one in merged if len(prefix) >= 4 and one.key.startswith(prefix)]
+                or [dispatcher.stored(prefix)]
+            )
+        ]
+        if everything:
+            entries = removable(store)
         for entry in entries:
             if entry.is_shared:
                 raise ConfigError(f"'{entry.folder}' is in a shared store, which is never written")

@@ -20,11 +20,13 @@ UNITS_BYTES = {"mb": 10**6, "gb": 10**9, "tb": 10**12}
 def cache_du(context: typer.Context, as_json: Json = False) -> None:
     """Show what the engines take on the disk."""
     from .contract import record_to_json
+    from .lora.stored import merged_entries
     from .store_cleaning import folder_bytes, usage
 
     with dispatcher_of(context) as dispatcher:
         home = dispatcher.home
         rows = usage(entry for entry in dispatcher.store.entries() if not entry.is_shared)
+        merged = usage(merged_entries(dispatcher.store))
         other = {
             name: folder_bytes(home / name)
             for name in ("references", "scratch", "tmp", "env")
@@ -37,6 +39,7 @@ def cache_du(context: typer.Context, as_json: Json = False) -> None:
                 "home": str(home),
                 "engines": [record_to_json(row) for row in rows],
                 "engines_bytes": total_bytes,
+                "merged": [record_to_json(row) for row in merged],
                 "other_bytes": other,
             }
         )
@@ -52,6 +55,10 @@ def cache_du(context: typer.Context, as_json: Json = False) -> None:
             )
         )
     print(f"{total_bytes / 1e6:12.1f} MB  engines together")
+    for row in merged:
+        print(
+            f"{row.own_bytes / 1e6:12.1f} MB  {row.engines} pipelines with LoRAs in their weights"
+        )
     for name, size_bytes in other.items():
         print(f"{size_bytes / 1e6:12.1f} MB  {name}")
 
@@ -75,7 +82,7 @@ def cache_prune(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove old, superseded or excess engines; none in use."""
+    """Remove old, superseded or excess engines and merged LoRAs; none in use."""
     from . import store_cleaning as cleaning
     from .contract import record_to_json
     from .errors import ConfigError
@@ -86,7 +93,7 @@ def cache_prune(
     limit_bytes = None if max_size is None else bytes_from_text(max_size)
     with dispatcher_of(context, install=False, is_quiet=as_json) as dispatcher:
         store = dispatcher.store
-        ours = [entry for entry in store.entries() if not entry.is_shared]
+        ours = cleaning.removable(store)
         chosen: dict[str, cleaning.Removal] = {}
         if age_s is not None:
             old = cleaning.unused_since(store, ours, before_s=time.time() - age_s)

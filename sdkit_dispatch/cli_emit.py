@@ -15,6 +15,7 @@ from .cli_options import (
     Height,
     Install,
     Json,
+    Loras,
     PrecisionName,
     ProfileName,
     Quiet,
@@ -23,6 +24,7 @@ from .cli_options import (
     Width,
     choice_of,
     dispatcher_of,
+    loras_of,
     print_json,
     settle_installing,
     verdict_words,
@@ -51,6 +53,7 @@ def _emit(
     width: Width = None,
     height: Height = None,
     batch: Batch = None,
+    lora: Loras = None,
     install: Install = None,
     env: EnvChoice = None,
     check: Check = True,
@@ -74,6 +77,7 @@ def _emit(
             height_px=height,
             batch=batch,
             may_replace=force,
+            loras=loras_of(lora),
         )
     built = emitted.built
     if as_json:

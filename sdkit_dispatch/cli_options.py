@@ -13,9 +13,10 @@ import typer
 from .show_devices import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from .api import Choice, Dispatcher
+    from .lora import Lora
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON with a schema_version.")]
 Gpu = Annotated[
@@ -56,6 +57,10 @@ Force = Annotated[
 ]
 RequireGpu = Annotated[
     bool, typer.Option("--require-gpu", help="Fail instead of running on the CPU.")
+]
+Loras = Annotated[
+    list[str] | None,
+    typer.Option("--lora", help="FILE[:STRENGTH] to add to the weights; may be repeated."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
@@ -129,6 +134,26 @@ def choice_of(
         force=force,
         must_use_gpu=require_gpu,
     )
+
+
+def loras_of(texts: Sequence[str] | None) -> list[Lora]:
+    """Returns what the options `--lora` ask for.
+
+    Raises:
+        ConfigError: One cannot be read.
+    """
+    if not texts:
+        return []
+    from .lora import lora_from_text
+
+    return [lora_from_text(text) for text in texts]
+
+
+def print_loras(loras: Any) -> None:  # Any: tuple of AppliedLora, imported late
+    """Says on stderr what of the LoRAs has no place in the pipeline."""
+    for lora in loras:
+        if lora.warning:
+            print(f"! {lora.warning}", file=sys.stderr)
 
 
 def settle_installing(dispatcher: Dispatcher, pipeline: str, choice: Choice) -> None:

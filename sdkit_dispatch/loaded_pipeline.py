@@ -18,6 +18,7 @@ from .component_gate import require_as_planned
 from .contract import Arrays, GenerateRequest, Plan, Report, record_to_json
 from .diffusion.shapes import count_token_chunks
 from .errors import CacheError, ConfigError, DispatchError, NumericError, WorkerError
+from .lora import AppliedLora
 from .pipeline_files import Pipeline
 from .store_layout import as_store_error
 from .wanted import Wanted, build_request, wanted
@@ -44,6 +45,7 @@ class GenerateAnswer:
         components: The engines, each a hit or built for this call.
         checkpoint: The file that was taken whole, instead of engines: name and digest.
         ungated: What made the images without engines that the numeric gate knows -> why.
+        loras: What is in the weights, in order.
     """
 
     request: GenerateRequest
@@ -57,6 +59,7 @@ class GenerateAnswer:
     components: tuple[ComponentBuild, ...]
     checkpoint: Mapping[str, str] | None = None
     ungated: Mapping[str, str] = field(default_factory=dict)
+    loras: tuple[AppliedLora, ...] = ()
 
     def facts(self) -> dict[str, Any]:
         """Returns what ran, where and why, as JSON data (`Any`)."""
@@ -79,6 +82,7 @@ class GenerateAnswer:
             },
             "unchecked": self.unchecked,
             **({} if self.checkpoint is None else {"checkpoint": dict(self.checkpoint)}),
+            **({"loras": [record_to_json(one) for one in self.loras]} if self.loras else {}),
             "steps": [record_to_json(step) for step in self.steps],
             "timings_s": {name: round(value, 4) for name, value in self.timings.items()},
         }
@@ -151,6 +155,7 @@ class LoadedPipeline:
     is_strict: bool = False
     memory_budget_bytes: int | None = None
     machine_memory_bytes: int | None = None
+    loras: tuple[AppliedLora, ...] = ()
     _steps: list[Step] = field(default_factory=list)
     _discarded: set[str] = field(default_factory=set)
 
@@ -267,6 +272,7 @@ class LoadedPipeline:
             timings={**answer.result["timings"], "total": time.monotonic() - started_s},
             steps=tuple(self._steps),
             components=built.components,
+            loras=self.loras,
         )
 
     def _may_keep_loaded(self, built: BuildResult) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from .cache import EngineStore, Entry
 from .contract import BuildRequest
+from .lora.stored import merged_entries
 from .store_use import last_use
 
 FileId = tuple[int, int]
@@ -63,10 +64,21 @@ def used_at_s(store: EngineStore, entry: Entry) -> float:
 def built_at_s(entry: Entry) -> float:
     """Returns when an engine was built, in seconds since 1970; 0 if that cannot be read."""
     if entry.manifest is None:
-        return 0.0
+        return _changed_at_s(entry) if entry.what == "merged" else 0.0
     with suppress(ValueError):
         return datetime.fromisoformat(entry.manifest.created_at).timestamp()
     return 0.0
+
+
+def _changed_at_s(entry: Entry) -> float:
+    with suppress(OSError):
+        return entry.folder.stat().st_mtime
+    return 0.0
+
+
+def removable(store: EngineStore) -> list[Entry]:
+    """Returns all that may be removed to make room: our engines, and merged pipelines."""
+    return [*(one for one in store.entries() if not one.is_shared), *merged_entries(store)]
 
 
 def usage(entries: Iterable[Entry]) -> list[Usage]:
@@ -208,7 +220,7 @@ def shrink(store: EngineStore, *, limit_bytes: int) -> list[Removal]:
     gone: list[Removal] = []
     kept: dict[str, Removal] = {}
     while True:
-        ours = [entry for entry in store.entries() if not entry.is_shared]
+        ours = removable(store)
         chosen = over_size(store, ours, limit_bytes=limit_bytes, spared=frozenset(kept))
         done = remove_unused(store, chosen)
         gone += [one for one in done if not one.kept]
@@ -240,22 +252,38 @@ def _removal(entry: Entry, reason: str, names: Counter[FileId]) -> Removal:
 
 
 def _name_counts(entries: Iterable[Entry]) -> Counter[FileId]:
-    return Counter(file for entry in entries for file, _ in _files(entry.folder))
+    names: Counter[FileId] = Counter()
+    outside: dict[FileId, int] = {}
+    for entry in entries:
+        for path, file, _ in _found(entry.folder):
+            names[file] += 1
+            if entry.what == "merged":  # it may be a file of the user's pipeline, which stays
+                with suppress(OSError):
+                    outside[file] = path.lstat().st_nlink
+    for file, count in outside.items():
+        names[file] = max(names[file], count)
+    return names
 
 
 def _files(folder: Path) -> list[tuple[FileId, int]]:
     """Returns identity and size of every plain file below a folder, once for each name."""
+    return [(file, size_bytes) for _, file, size_bytes in _found(folder)]
+
+
+def _found(folder: Path) -> list[tuple[Path, FileId, int]]:
     found = []
     with suppress(OSError):
         for path in folder.rglob("*"):
             with suppress(OSError):
                 stat = path.lstat()
                 if path.is_file() and not path.is_symlink():
-                    found.append(((stat.st_dev, stat.st_ino), stat.st_size))
+                    found.append((path, (stat.st_dev, stat.st_ino), stat.st_size))
     return found
 
 
 def _owner(entry: Entry) -> tuple[str, str]:
+    if entry.what == "merged":
+        return "merged", "pipeline"
     request = entry.manifest.request if entry.manifest else None
     return (request.vendor, request.component) if request else ("damaged", "-")
 

@@ -2,6 +2,7 @@
 
 <home>/engines/LAYOUT                  the number of this layout; a store without it has 1
 <home>/engines/ab/<key>/               manifest.json and the vendor's files; never modified
+<home>/merged/<key>/                   manifest.json and a pipeline with LoRAs in its weights
 <home>/locks/<key>.lock                one builder a key; the operating system frees it
 <home>/tmp/<key>-<random>/             an engine being built; swept by the next builder
 <home>/references/                     what engines are compared with
@@ -24,7 +25,7 @@ LAYOUT = 1
 """Raised when a file of the store moves. A store of another layout is neither read nor written."""
 LAYOUT_FILE = "LAYOUT"
 MAX_LAYOUT_BYTES = 64
-FOLDERS = ("engines", "locks", "tmp", "references", "scratch")
+FOLDERS = ("engines", "merged", "locks", "tmp", "references", "scratch")
 PRIVATE = 0o700
 OTHERS_CAN_WRITE = stat.S_IWGRP | stat.S_IWOTH
 UNWRITABLE = frozenset(
@@ -42,6 +43,11 @@ def engines_folder(home: Path) -> Path:
 def engine_folder(home: Path, key: str) -> Path:
     """Returns where the engine with this key is, or would be."""
     return home / "engines" / key[:2] / key
+
+
+def merged_folder(home: Path) -> Path:
+    """Returns the folder of all pipelines with LoRAs in their weights."""
+    return home / "merged"
 
 
 def layout_problem(home: Path) -> str:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from .contract import SCHEMA_VERSION, BuildRequest, record_from_json, record_to_json
+from .contract import SCHEMA_VERSION, BuildRequest, Record, record_from_json, record_to_json
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 4 << 20
@@ -111,6 +111,17 @@ def read_manifest(path: Path) -> Manifest:
         ValueError: It is no manifest, or was changed.
         RecursionError: It is nested beyond reason.
     """
+    return read_sealed(path, Manifest)
+
+
+def read_sealed(path: Path, kind: type[Record]) -> Record:
+    """Reads a record that `write_sealed` wrote.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is no manifest, or was changed.
+        RecursionError: It is nested beyond reason.
+    """
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
         raise ValueError("it is not a plain file")
@@ -121,12 +132,17 @@ def read_manifest(path: Path) -> Manifest:
         raise ValueError("it is not a manifest")
     if document["sha256"] != seal_of(document["manifest"]):
         raise ValueError("its content has changed")
-    return record_from_json(Manifest, document["manifest"])
+    return record_from_json(kind, document["manifest"])
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
     """Writes a manifest with the seal that `read_manifest` compares."""
-    content = record_to_json(manifest)
+    write_sealed(path, manifest)
+
+
+def write_sealed(path: Path, record: Any) -> None:  # Any: any record
+    """Writes a record with its seal."""
+    content = record_to_json(record)
     text = json.dumps({"sha256": seal_of(content), "manifest": content}, indent=1)
     path.write_text(text, encoding="utf-8")
 
