@@ -58,6 +58,10 @@ def bench_run(
     peers: Annotated[
         str, typer.Option("--peers", help="Other people's runtimes: all, or names.")
     ] = "",
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option("--checkpoint", help="Of the same network, for stable-diffusion.cpp."),
+    ] = None,
     suite: Annotated[
         str | None, typer.Option("--suite", help="Fixed values, to compare: sample, sd15, sdxl.")
     ] = None,
@@ -142,6 +146,7 @@ def bench_run(
             steps=steps,
             rounds=rounds,
             image_rounds=image_rounds,
+            checkpoint=checkpoint,
             command=shlex.join(["sdkit-dispatch", *sys.argv[1:]]),
         )
         if not options.vendors:
