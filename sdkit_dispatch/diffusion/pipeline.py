@@ -22,7 +22,7 @@ from sdkit_dispatch.diffusion.decoding import decode
 from sdkit_dispatch.diffusion.denoising import denoise
 from sdkit_dispatch.diffusion.feeds import Floats, Value, run_component
 from sdkit_dispatch.diffusion.noise import image_seeds, start_noise, step_noise
-from sdkit_dispatch.diffusion.schedulers import schedule_from_config
+from sdkit_dispatch.diffusion.schedulers import Schedule, schedule_from_config
 from sdkit_dispatch.diffusion.shapes import (
     TEXT_COMPONENTS,
     component_shapes,
@@ -95,6 +95,7 @@ class DiffusionPipeline:
         self.keep_loaded = keep_loaded
         self._tokenizers = load_tokenizers(pipeline)
         self._opened: dict[str, _Opened] = {}
+        self._schedule: tuple[tuple[str, int], Schedule] | None = None
 
     def __enter__(self) -> DiffusionPipeline:
         return self
@@ -147,9 +148,7 @@ class DiffusionPipeline:
             NumericError: A component said something that is not finite, or a flat image.
         """
         pipeline = self._pipeline
-        schedule = schedule_from_config(
-            request.scheduler, pipeline.configs.get("scheduler", {}), request.steps
-        )
+        schedule = self._scheduled(request.scheduler, request.steps)
         seeds = image_seeds(request.seed, request.batch)
         has_guidance = uses_guidance(pipeline, request)
         chunks = token_chunks or longest_chunk_count(
@@ -194,6 +193,13 @@ class DiffusionPipeline:
         return GenerateResult(
             images=images, latents=denoised, seeds=seeds, timings=clock.seconds, facts=facts
         )
+
+    def _scheduled(self, name: str, steps: int) -> Schedule:
+        """Returns the steps; the last ones are kept, for most requests are like the one before."""
+        if self._schedule is None or self._schedule[0] != (name, steps):
+            config = self._pipeline.configs.get("scheduler", {})
+            self._schedule = ((name, steps), schedule_from_config(name, config, steps))
+        return self._schedule[1]
 
     def _session(self, component: str, shapes: Mapping[str, tuple[int, ...]]) -> Session:
         opened = self._opened.get(component)
