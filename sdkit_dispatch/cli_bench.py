@@ -26,6 +26,7 @@ from .cli_options import (
 if TYPE_CHECKING:
     from .api import Choice, Dispatcher
     from .benchmark.records import Report
+    from .benchmark.suites import Suite
 
 RUN = "run"
 
@@ -110,8 +111,6 @@ def bench_run(
     from .errors import ConfigError
 
     chosen = suite_named(suite) if suite else None
-    if pipeline is None:
-        pipeline = _default_pipeline(suite, chosen.pipeline if chosen else "sample")
     files = [file for file in (html, csv, json_file, submit_file) if file is not None]
     for file in files:
         _require_place(file)
@@ -130,6 +129,8 @@ def bench_run(
 
             print("forgotten" if forget_order(dispatcher.home) else "nothing was stored")
             return
+        if pipeline is None:
+            pipeline = _default_pipeline(dispatcher, chosen)
         if quick:
             named = choice_of(gpu, vendor, None, profile)
             _quick(dispatcher, pipeline, named, rounds=rounds, as_json=as_json)
@@ -211,16 +212,22 @@ def bench_compare(
         print(f"only in B: {name}")
 
 
-def _default_pipeline(suite: str | None, known: str) -> str:
-    from .errors import ConfigError
+def _default_pipeline(dispatcher: Dispatcher, suite: Suite | None) -> str:
+    """Returns the pipeline of who names none; of a suite of full size it is filled first."""
+    if suite is None or suite.pipeline:
+        return suite.pipeline if suite else "sample"
+    from .benchmark.seeded_pipeline import is_filled, seeded_bytes, seeded_pipeline
 
-    if not known:
-        raise ConfigError(
-            f"the suite '{suite}' needs a pipeline of its family, and none was named: its weights "
-            "do not matter for speed, so any checkpoint of that size will do",
-            f"sdkit-dispatch bench FOLDER --suite {suite}",
+    if not is_filled(suite.name, suite.family, home=dispatcher.home):
+        size_gb = seeded_bytes(suite.name, suite.family) / 1e9
+        print(
+            f"the suite '{suite.name}' draws with {size_gb:.1f} GB of seeded weights of its own, "
+            f"which are written once into {dispatcher.home / 'suites'}",
+            file=sys.stderr,
         )
-    return known
+    return str(
+        seeded_pipeline(suite.name, suite.family, home=dispatcher.home, report=dispatcher.report)
+    )
 
 
 def _require_place(file: Path) -> None:
