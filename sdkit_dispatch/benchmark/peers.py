@@ -329,7 +329,8 @@ class PeerEntrant:
                         shared = {
                             key: value for key, value in case.outputs.items() if key in outputs
                         }
-                        errors[component] = relative_errors(outputs, shared)
+                        if shared:  # one with other weights names its outputs otherwise
+                            errors[component] = relative_errors(outputs, shared)
         return errors
 
     def run(self, component: str, runs: int) -> Timing:

@@ -450,7 +450,7 @@ def test_a_damaged_order_is_none(tmp_path):
 
 
 def test_an_order_comes_from_two_vendors_on_one_device(report):
-    with pytest.raises(ConfigError, match="fewer than two"):
+    with pytest.raises(ConfigError, match="fewer than two vendors were tried"):
         order_from_report(report)
     case = report.cases[0]
     row = case.rows[0]
