@@ -6,8 +6,8 @@ from dataclasses import replace
 from sdkit_dispatch.errors import CompileError
 from sdkit_null.adapter import NullAdapter
 
-VERSION = "FAKE_SPEEDS_VERSION"
-"""Environment variable: the version that the runtime of all fakes has."""
+VERSION = "FAKE_SWIFT_VERSION"
+"""Environment variable: the version that the runtime of the swift one has."""
 TIMES = 6
 """How often the slow one computes: far more than a busy machine adds."""
 
@@ -16,7 +16,8 @@ class SwiftAdapter(NullAdapter):
     name = "fake-swift"
 
     def probe(self, device):
-        return f"{self.name} {os.environ.get(VERSION, '1')}"
+        version = os.environ.get(VERSION, "1") if self.name == "fake-swift" else "1"
+        return f"{self.name} {version}"
 
     def plan(self, device, precision, options):
         found = super().plan(device, precision, {})
