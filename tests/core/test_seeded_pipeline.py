@@ -4,11 +4,13 @@ import json
 import lzma
 import shutil
 from collections import namedtuple
+from dataclasses import replace
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from typer.testing import CliRunner
 
 from sdkit_dispatch.benchmark import seeded_pipeline as module
 from sdkit_dispatch.benchmark.seeded_pipeline import (
@@ -19,6 +21,7 @@ from sdkit_dispatch.benchmark.seeded_pipeline import (
     weights_bytes,
 )
 from sdkit_dispatch.benchmark.suites import SUITES as KNOWN
+from sdkit_dispatch.cli import app
 from sdkit_dispatch.contract import no_report
 from sdkit_dispatch.errors import ConfigError
 from sdkit_dispatch.pipeline_files import COMPONENTS, read_pipeline
@@ -130,6 +133,18 @@ def test_a_disk_without_room_is_told_before_anything_is_written(suite, tmp_path,
         seeded_pipeline(suite, "sd", home=tmp_path, report=no_report)
     assert "bench FOLDER --suite small" in caught.value.hint
     assert [path.name for path in (tmp_path / "suites").iterdir()] == ["small.lock"]
+
+
+def test_a_suite_of_full_size_needs_no_folder(suite, tmp_path):
+    known = replace(KNOWN["sd15"], name=suite)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(KNOWN, suite, known)
+        words = ["--home", str(tmp_path), "bench", "--suite", suite, "--vendors", "nobody"]
+        done = CliRunner().invoke(app, [*words, "--no-install"])
+    assert "GB of seeded weights of its own" in done.stderr
+    assert is_filled(suite, "sd", home=tmp_path)
+    # It was read, and is of the right family: what is wrong is the name of the vendor.
+    assert "nobody" in str(done.exception)
 
 
 @pytest.mark.parametrize("name", [name for name, suite in KNOWN.items() if not suite.pipeline])
