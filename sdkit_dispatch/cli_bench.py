@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -129,15 +130,6 @@ def bench_run(
 
             print("forgotten" if forget_order(dispatcher.home) else "nothing was stored")
             return
-        if pipeline is None:
-            pipeline = _default_pipeline(dispatcher, chosen)
-        if quick:
-            named = choice_of(gpu, vendor, None, profile)
-            _quick(dispatcher, pipeline, named, rounds=rounds, as_json=as_json)
-            return
-        from .api import sample_choice
-
-        choice = sample_choice(pipeline, choice)
         options = Options(
             vendors=parse_names(vendors),
             peers=parse_names(peers),
@@ -152,7 +144,19 @@ def bench_run(
         )
         if not options.vendors:
             raise ConfigError("--vendors names none", "--vendors all")
+        is_own = pipeline is None
+        pipeline = pipeline or _default_pipeline(dispatcher, chosen)
+        if quick:
+            named = choice_of(gpu, vendor, None, profile)
+            _quick(dispatcher, pipeline, named, rounds=rounds, as_json=as_json)
+            return
+        from .api import sample_choice
+
+        choice = sample_choice(pipeline, choice)
         _install_peers(dispatcher, options.peers)
+        if is_own and checkpoint is None:
+            own = _own_checkpoint(dispatcher, chosen, options.peers)
+            options = replace(options, checkpoint=own)
         report = Benchmark(
             dispatcher=dispatcher,
             pipeline=dispatcher.read(pipeline),
@@ -228,6 +232,28 @@ def _default_pipeline(dispatcher: Dispatcher, suite: Suite | None) -> str:
     return str(
         seeded_pipeline(suite.name, suite.family, home=dispatcher.home, report=dispatcher.report)
     )
+
+
+def _own_checkpoint(
+    dispatcher: Dispatcher, suite: Suite | None, peers: tuple[str, ...]
+) -> Path | None:
+    """Returns the checkpoint of a suite that has its own pipeline, for peers that take one."""
+    from .benchmark.peers import takes_checkpoint
+    from .benchmark.seeded_checkpoint import (
+        checkpoint_bytes,
+        checkpoint_place,
+        has_checkpoint,
+        seeded_checkpoint,
+    )
+
+    if suite is None or not takes_checkpoint(dispatcher, peers) or not has_checkpoint(suite.name):
+        return None
+    place = checkpoint_place(suite.name, dispatcher.home)
+    if not place.is_file():
+        size_gb = checkpoint_bytes(suite.name) / 1e9
+        told = f"{size_gb:.1f} GB more are written once, into '{place}'"
+        print(f"stable-diffusion.cpp takes a checkpoint: {told}", file=sys.stderr)
+    return seeded_checkpoint(suite.name, home=dispatcher.home, report=dispatcher.report)
 
 
 def _require_place(file: Path) -> None:

@@ -193,6 +193,13 @@ def peer_entrants(
     return entrants, missing
 
 
+def takes_checkpoint(dispatcher: Dispatcher, names: Sequence[str]) -> bool:
+    """Returns whether one of the peers takes a checkpoint and could run here if it had one."""
+    chosen = PEERS if ALL in names else names
+    peers = [PEERS[name] for name in chosen if name in PEERS and PEERS[name].takes_checkpoint]
+    return any(isinstance(_environment(dispatcher, peer), Environment) for peer in peers)
+
+
 def install_peers(dispatcher: Dispatcher, names: Sequence[str]) -> None:
     """Makes the environments of peers that have none.
 

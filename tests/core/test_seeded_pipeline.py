@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import math
 import shutil
 from collections import namedtuple
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
+from sdkit_dispatch.benchmark import seeded_checkpoint as checkpoints
 from sdkit_dispatch.benchmark import seeded_pipeline as module
 from sdkit_dispatch.benchmark.seeded_pipeline import (
     SUITES,
@@ -21,6 +23,8 @@ from sdkit_dispatch.benchmark.seeded_pipeline import (
     weights_bytes,
 )
 from sdkit_dispatch.benchmark.suites import SUITES as KNOWN
+from sdkit_dispatch.checkpoint import read_checkpoint
+from sdkit_dispatch.checkpoint.files import UNET
 from sdkit_dispatch.cli import app
 from sdkit_dispatch.contract import no_report
 from sdkit_dispatch.errors import ConfigError
@@ -163,3 +167,49 @@ def test_graphs_of_a_suite_are_of_the_real_size_and_small_to_ship(name):
         assert not graph.metadata_props
         assert not any(node.metadata_props or node.doc_string for node in graph.graph.node)
     assert seeded_bytes(name, family) == total
+
+
+def test_the_checkpoint_of_a_suite_is_sound_of_the_real_size_and_written_once(
+    suite, tmp_path, monkeypatch
+):
+    rows = [
+        ["model.diffusion_model.out.2.weight", [4, 320, 3, 3], BOUND],
+        ["cond_stage_model.norm.weight", [768], 1.0],
+    ]
+    packed = lzma.compress(json.dumps(rows).encode())
+    (module.SUITES / suite / "checkpoint.json.xz").write_bytes(packed)
+    monkeypatch.setattr(checkpoints, "SUITES", module.SUITES)
+    left = tmp_path / "suites" / f".{suite}-killed.part"
+    left.parent.mkdir()
+    left.write_bytes(b"half")
+    path = checkpoints.seeded_checkpoint(suite, home=tmp_path, report=no_report)
+    assert not left.exists()
+    found = read_checkpoint(path)
+    assert {one.name: one.shape for one in found.tensors} == {
+        name: tuple(shape) for name, shape, _ in rows
+    }
+    numbers = np.fromfile(path, np.float16)[-4 * 320 * 9 - 768 :]
+    assert np.abs(numbers[:-768]).max() <= BOUND
+    assert numbers[-768:].tolist() == [1.0] * 768
+    before = path.stat().st_mtime_ns
+    assert checkpoints.seeded_checkpoint(suite, home=tmp_path, report=no_report) == path
+    assert path.stat().st_mtime_ns == before
+
+
+def test_the_packed_checkpoint_is_of_the_same_network_as_the_graphs():
+    rows = json.loads(lzma.decompress((SUITES / "sd15" / "checkpoint.json.xz").read_bytes()))
+    sizes = {name: math.prod(shape) for name, shape, _ in rows}
+    unet = sum(size for name, size in sizes.items() if name.startswith(UNET))
+    assert unet == pytest.approx(PARAMETERS["sd15", "unet"], rel=0.01)
+    assert all(0 <= bound <= 1 for _, _, bound in rows)
+
+
+def test_a_checkpoint_that_was_not_written_to_its_end_is_not_there(tmp_path):
+    def end(_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.seeded_checkpoint("sd15", home=tmp_path, report=end)
+    assert not checkpoints.checkpoint_place("sd15", tmp_path).exists()
+    assert not list((tmp_path / "suites").glob("*.part"))
+    assert not list((tmp_path / "suites").glob(".*.part"))
