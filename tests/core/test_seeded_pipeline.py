@@ -164,6 +164,7 @@ def test_graphs_of_a_suite_are_of_the_real_size_and_small_to_ship(name):
         parameters = sum(np.prod(one.dims) for one in missing)
         assert parameters == pytest.approx(PARAMETERS[name, path.parent.name], rel=0.01)
         total += weights_bytes(graph)
+        onnx.shape_inference.infer_shapes(graph, check_type=True, strict_mode=True)
         assert not graph.metadata_props
         assert not any(node.metadata_props or node.doc_string for node in graph.graph.node)
     assert seeded_bytes(name, family) == total

@@ -1,4 +1,4 @@
-"""Exports full-size pipelines without their weights: `make_suite_graphs.py [sd15] [sdxl]`.
+"""Exports full-size pipelines without their weights: `make_suite_graphs.py [sd15] [sdxl/unet]`.
 
 Writes `sdkit_dispatch/_data/suites/NAME`: a folder in optimum's layout whose graphs are compressed
 and say of every weight what it is filled with (`benchmark/seeded_pipeline.py` does that). They are
@@ -14,9 +14,9 @@ from __future__ import annotations
 import json
 import lzma
 import math
-import shutil
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,15 @@ import onnx
 import onnx_ir
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
-from export_direct import Graph, decoder_graph, drop_notes, name_axes, text_graph, unet_graph
+from export_direct import (
+    Call,
+    Graph,
+    decoder_graph,
+    drop_notes,
+    name_axes,
+    text_graph,
+    unet_graph,
+)
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 OUT = Path(__file__).parents[2] / "sdkit_dispatch" / "_data" / "suites"
@@ -199,26 +207,38 @@ def exported(graph: Graph) -> onnx.ModelProto:
     return proto
 
 
+def graph_of(component: str, model: Any, dtype: torch.dtype, *, states: bool) -> Graph:
+    if component.startswith("text_encoder"):
+        return text_graph(model, states=states)
+    if component == "vae_decoder":
+        return decoder_graph(model, dtype)
+    graph = unet_graph(model, dtype)
+    inner = graph.module.call
+
+    def call(unet: Any, sample: Any, timestep: Any, hidden: Any, *added: torch.Tensor) -> Any:
+        # It is joined with an embedding in float32, and torch 2.13 exports that without a cast.
+        return inner(unet, sample, timestep, hidden, *(one.float() for one in added))
+
+    return replace(graph, module=Call(model, call))
+
+
 def main(names: list[str]) -> None:
-    for suite in names:
-        out = OUT / suite
-        shutil.rmtree(out, ignore_errors=True)
+    for name in names:
+        suite, _, only = name.partition("/")
         for component, (config, dtype) in SUITES[suite].items():
+            if only not in ("", component):
+                continue
             print(suite, component, flush=True)
             model = model_of(component, config, dtype)
-            if component.startswith("text_encoder"):
-                graph = text_graph(model, states=suite == "sdxl")
-            elif component == "unet":
-                graph = unet_graph(model, dtype)
-            else:
-                graph = decoder_graph(model, dtype)
+            graph = graph_of(component, model, dtype, states=suite == "sdxl")
             proto = exported(graph)
             del model, graph
-            (out / component).mkdir(parents=True)
+            out = OUT / suite / component
+            out.mkdir(parents=True, exist_ok=True)
             packed = lzma.compress(proto.SerializeToString(), preset=9)
-            (out / component / "model.onnx.xz").write_bytes(packed)
+            (out / "model.onnx.xz").write_bytes(packed)
             written = {**config, "_class_name": KINDS[component].__name__}
-            (out / component / "config.json").write_text(json.dumps(written, indent=1) + "\n")
+            (out / "config.json").write_text(json.dumps(written, indent=1) + "\n")
             print(f"  {len(packed)} bytes", flush=True)
 
 
