@@ -15,7 +15,7 @@ from sdkit_dispatch.pipeline_files import Pipeline
 
 ALIKE = 0.05
 """How far the numbers of weights may differ: an export folds some of them into others."""
-GIVE_ONE = "sdkit-dispatch bench FOLDER --peers stable-diffusion.cpp --checkpoint FILE.safetensors"
+GIVE_ONE = "add --checkpoint FILE.safetensors; `bench --suite sd15` brings one of its own"
 
 
 def checkpoint_for(peer: str, pipeline: Pipeline, given: Path | None) -> Path | Rejection:
