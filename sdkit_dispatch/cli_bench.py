@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +27,7 @@ from .cli_options import (
 if TYPE_CHECKING:
     from .api import Choice, Dispatcher
     from .benchmark.records import Report
+    from .benchmark.suites import Suite
 
 RUN = "run"
 
@@ -58,6 +60,10 @@ def bench_run(
     peers: Annotated[
         str, typer.Option("--peers", help="Other people's runtimes: all, or names.")
     ] = "",
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option("--checkpoint", help="Of the same network, for stable-diffusion.cpp."),
+    ] = None,
     suite: Annotated[
         str | None, typer.Option("--suite", help="Fixed values, to compare: sample, sd15, sdxl.")
     ] = None,
@@ -106,8 +112,6 @@ def bench_run(
     from .errors import ConfigError
 
     chosen = suite_named(suite) if suite else None
-    if pipeline is None:
-        pipeline = _default_pipeline(suite, chosen.pipeline if chosen else "sample")
     files = [file for file in (html, csv, json_file, submit_file) if file is not None]
     for file in files:
         _require_place(file)
@@ -126,13 +130,6 @@ def bench_run(
 
             print("forgotten" if forget_order(dispatcher.home) else "nothing was stored")
             return
-        if quick:
-            named = choice_of(gpu, vendor, None, profile)
-            _quick(dispatcher, pipeline, named, rounds=rounds, as_json=as_json)
-            return
-        from .api import sample_choice
-
-        choice = sample_choice(pipeline, choice)
         options = Options(
             vendors=parse_names(vendors),
             peers=parse_names(peers),
@@ -142,11 +139,24 @@ def bench_run(
             steps=steps,
             rounds=rounds,
             image_rounds=image_rounds,
+            checkpoint=checkpoint,
             command=shlex.join(["sdkit-dispatch", *sys.argv[1:]]),
         )
         if not options.vendors:
             raise ConfigError("--vendors names none", "--vendors all")
+        is_own = pipeline is None
+        pipeline = pipeline or _default_pipeline(dispatcher, chosen)
+        if quick:
+            named = choice_of(gpu, vendor, None, profile)
+            _quick(dispatcher, pipeline, named, rounds=rounds, as_json=as_json)
+            return
+        from .api import sample_choice
+
+        choice = sample_choice(pipeline, choice)
         _install_peers(dispatcher, options.peers)
+        if is_own and checkpoint is None:
+            own = _own_checkpoint(dispatcher, chosen, options.peers)
+            options = replace(options, checkpoint=own)
         report = Benchmark(
             dispatcher=dispatcher,
             pipeline=dispatcher.read(pipeline),
@@ -206,16 +216,44 @@ def bench_compare(
         print(f"only in B: {name}")
 
 
-def _default_pipeline(suite: str | None, known: str) -> str:
-    from .errors import ConfigError
+def _default_pipeline(dispatcher: Dispatcher, suite: Suite | None) -> str:
+    """Returns the pipeline of who names none; of a suite of full size it is filled first."""
+    if suite is None or suite.pipeline:
+        return suite.pipeline if suite else "sample"
+    from .benchmark.seeded_pipeline import is_filled, seeded_bytes, seeded_pipeline
 
-    if not known:
-        raise ConfigError(
-            f"the suite '{suite}' needs a pipeline of its family, and none was named: its weights "
-            "do not matter for speed, so any checkpoint of that size will do",
-            f"sdkit-dispatch bench FOLDER --suite {suite}",
+    if not is_filled(suite.name, suite.family, home=dispatcher.home):
+        size_gb = seeded_bytes(suite.name, suite.family) / 1e9
+        print(
+            f"the suite '{suite.name}' draws with {size_gb:.1f} GB of seeded weights of its own, "
+            f"which are written once into {dispatcher.home / 'suites'}",
+            file=sys.stderr,
         )
-    return known
+    return str(
+        seeded_pipeline(suite.name, suite.family, home=dispatcher.home, report=dispatcher.report)
+    )
+
+
+def _own_checkpoint(
+    dispatcher: Dispatcher, suite: Suite | None, peers: tuple[str, ...]
+) -> Path | None:
+    """Returns the checkpoint of a suite that has its own pipeline, for peers that take one."""
+    from .benchmark.peers import takes_checkpoint
+    from .benchmark.seeded_checkpoint import (
+        checkpoint_bytes,
+        checkpoint_place,
+        has_checkpoint,
+        seeded_checkpoint,
+    )
+
+    if suite is None or not takes_checkpoint(dispatcher, peers) or not has_checkpoint(suite.name):
+        return None
+    place = checkpoint_place(suite.name, dispatcher.home)
+    if not place.is_file():
+        size_gb = checkpoint_bytes(suite.name) / 1e9
+        told = f"{size_gb:.1f} GB more are written once, into '{place}'"
+        print(f"stable-diffusion.cpp takes a checkpoint: {told}", file=sys.stderr)
+    return seeded_checkpoint(suite.name, home=dispatcher.home, report=dispatcher.report)
 
 
 def _require_place(file: Path) -> None:

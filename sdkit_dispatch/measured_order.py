@@ -8,9 +8,9 @@ vendors' own ranks count again.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .contract import Plan, record_from_json, record_to_json
@@ -37,6 +37,7 @@ class MeasuredOrder:
         name: Of the device: its id may be a slot, or "cpu".
         what: The pipeline and size that were measured.
         at: UTC, ISO 8601.
+        failed: Vendor -> runtime, of those that could not be measured: they are tried last.
     """
 
     device: str
@@ -45,6 +46,7 @@ class MeasuredOrder:
     vendors: tuple[MeasuredVendor, ...]
     what: str
     at: str
+    failed: Mapping[str, str] = field(default_factory=dict)
 
 
 def save_order(home: Path, orders: Sequence[MeasuredOrder]) -> None:
@@ -79,7 +81,8 @@ def with_measured_order(decision: Decision, orders: Sequence[MeasuredOrder]) -> 
     """Returns the decision with the plans of each measured device in the measured order.
 
     A plan moves only among the places of its own device, and plans that were not measured keep
-    theirs: what is known of one device says nothing of another.
+    theirs: what is known of one device says nothing of another. One that failed comes after those
+    that did not.
     """
     plans = list(decision.plans)
     for order in orders:
@@ -87,13 +90,17 @@ def with_measured_order(decision: Decision, orders: Sequence[MeasuredOrder]) -> 
         places = [
             index
             for index, plan in enumerate(plans)
-            if plan.device.id == order.device and plan.state == "ready" and plan.vendor in measured
+            if plan.device.id == order.device
+            and plan.state == "ready"
+            and (plan.vendor in measured or order.failed.get(plan.vendor) == plan.runtime)
         ]
-        there = [plans[index] for index in places]
+        there = [plans[index] for index in places if plans[index].vendor in measured]
+        failed = [plans[index] for index in places if plans[index].vendor not in measured]
         if not there or not all(_still_holds(plan, order, measured) for plan in there):
             continue
         there.sort(key=lambda plan: measured[plan.vendor].step_ms)
         there[0] = _with_reason(there[0], there[1:], order, measured)
+        there += [_with_failure(plan, order) for plan in failed]
         for index, plan in zip(places, there, strict=True):
             plans[index] = plan
     return replace(decision, plans=tuple(plans))
@@ -102,6 +109,11 @@ def with_measured_order(decision: Decision, orders: Sequence[MeasuredOrder]) -> 
 def _still_holds(plan: Plan, order: MeasuredOrder, measured: dict[str, MeasuredVendor]) -> bool:
     is_same_device = (plan.device.name, plan.device.driver) == (order.name, order.driver)
     return is_same_device and plan.runtime == measured[plan.vendor].runtime
+
+
+def _with_failure(plan: Plan, order: MeasuredOrder) -> Plan:
+    reason = f"it failed here on {order.at[:10]} ({order.what}), so it is tried after the others"
+    return replace(plan, reasons=(reason, *plan.reasons))
 
 
 def _with_reason(

@@ -166,27 +166,45 @@ def read_pipeline(folder: Path, *, memo: Path | None = None) -> Pipeline:
     )
 
 
-def pipeline_mark(folder: Path) -> tuple[Any, ...] | None:  # Any: paths and numbers
+Mark = tuple[tuple[Any, ...], ...]  # Any: a path and numbers
+
+
+def pipeline_mark(folder: Path, *, known: Mark | None = None) -> Mark | None:
     """Returns what changes with any file of a pipeline folder; None where that cannot be told.
+
+    Args:
+        folder: Of the pipeline.
+        known: An earlier mark of it: no folder is listed then. One that has gained or lost a file
+            is another one by its times.
 
     It stands for a `read_pipeline` that hashes: see `file_digest` for why a file that was changed
     a moment ago, and all files on Windows, cannot be judged by their times.
     """
     if os.name == "nt":
         return None
+    root = os.path.abspath(folder)
+    paths = [row[0] for row in known] if known and known[0][0] == root else _paths_below(root)
     marks = []
     now_s = time.time()
     try:
-        for parent, _, names in os.walk(os.path.abspath(folder)):
-            for path in (parent, *(os.path.join(parent, name) for name in names)):
-                entry = os.stat(path)
-                times = (entry.st_mtime_ns, entry.st_ctime_ns)
-                if now_s - max(times) / 1e9 <= RACY_S:
-                    return None
-                marks.append((path, entry.st_size, entry.st_ino, entry.st_dev, *times))
+        for path in paths:
+            entry = os.stat(path)
+            times = (entry.st_mtime_ns, entry.st_ctime_ns)
+            if now_s - max(times) / 1e9 <= RACY_S:
+                return None
+            marks.append((path, entry.st_size, entry.st_ino, entry.st_dev, *times))
     except OSError:
         return None
-    return tuple(sorted(marks))
+    return tuple(marks)
+
+
+def _paths_below(root: str) -> list[str]:
+    """Returns the folder itself and, sorted, every folder and file below it."""
+    return sorted(
+        path
+        for parent, _, names in os.walk(root)
+        for path in (parent, *(os.path.join(parent, name) for name in names))
+    )
 
 
 def component_digests(component: Component, *, memo: Path | None = None) -> tuple[str, str]:

@@ -22,6 +22,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
     from .worker_images import ImageDesk
 
 HEARTBEAT_S = 1.0
+PROGRESS_EVERY_S = {"generate": 0.05}
+"""Method -> seconds between frames of one phase, but for its last: a frame wakes two threads of
+the caller, which a denoising step of a few milliseconds would feel."""
 Params = Mapping[str, Any]  # Any: JSON data, checked by record_from_json
 Reply = tuple[dict[str, Any], Mapping[str, Any]]  # a JSON result, and tensors
 
@@ -148,10 +152,17 @@ class _Channel:
 
     def answer(self, frame: Frame, desk: Desk) -> None:
         number = frame.header["id"]
+        every_s = PROGRESS_EVERY_S.get(frame.header["method"], 0.0)
+        phase, due_s = "", 0.0
 
         def report(progress: Progress) -> None:
+            nonlocal phase, due_s
             if number in self._cancelled:
                 raise CancelledByUser
+            now_s = time.monotonic()
+            if progress.phase == phase and progress.fraction != 1 and now_s < due_s:
+                return
+            phase, due_s = progress.phase, now_s + every_s
             self.send({"id": number, "progress": record_to_json(progress)})
 
         try:
@@ -313,8 +324,6 @@ class Desk:
         With a `session` that is our step, as the denoising loop takes it; without one it is the
         runtime used directly, by the vendor's `bare` module.
         """
-        import time
-
         step = self._bare_step(params) if params["session"] is None else self._our_step(params)
         wall_s, cpu_s = [], []
         for index in range(params["runs"]):

@@ -15,6 +15,7 @@ from sdkit_dispatch.benchmark.records import CaseResult, Row
 
 INK, SOFT, GRID = "#0a0b01", "#0a0b02", "#0a0b03"
 KINDS = {"vendor": "#0a0c01", "peer": "#0a0c02", "bare": "#0a0c03"}
+STYLES = {"vendor": "-", "peer": ":", "bare": "--"}
 LINES = tuple(f"#0a0d{index:02x}" for index in range(8))
 CSS_NAMES = {
     INK: "--ink",
@@ -100,7 +101,7 @@ def _bars(
     for place, label in enumerate(labels):
         end = max(values[place], whiskers[place] if whiskers else 0.0)
         axes.text(end + largest * 0.012, place, label, va="center", color=INK, fontweight="bold")
-    axes.set_yticks(places, [row.name for row in rows])
+    axes.set_yticks(places, [_label(row) for row in rows])
     axes.set_xlim(0, largest * (1.14 if width_in == WIDE_IN else 1.25))
     axes.locator_params(axis="x", nbins=8 if width_in == WIDE_IN else 5)
     axes.set_ylim(-0.6, len(rows) - 0.4)
@@ -126,8 +127,8 @@ def rounds_chart(case: CaseResult, what: str = "unet") -> str:
             linewidth=1.8,
             marker="o",
             markersize=3.5,
-            label=row.name,
-            linestyle="--" if row.kind == "bare" else "-",
+            label=_label(row),
+            linestyle=STYLES[row.kind],
         )
     axes.axhline(1.0, color=SOFT, linewidth=0.8)
     axes.set_xlabel("round", loc="left")
@@ -151,7 +152,8 @@ def ratio_chart(case: CaseResult) -> str:
         axes.plot([one.ratio.low, one.ratio.high], [place, place], color=colour, linewidth=2)
         axes.plot([one.ratio.median], [place], "o", color=colour, markersize=6)
     axes.axvline(1.0, color=INK, linewidth=1)
-    names = [f"{one.of} / {one.other}, {one.what}" for one in shown]
+    labels = {row.name: _label(row) for row in case.rows}
+    names = [f"{one.of} / {labels.get(one.other, one.other)}, {one.what}" for one in shown]
     axes.set_yticks(range(len(shown)), names)
     axes.set_xscale("log")
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -174,6 +176,7 @@ def grid_chart(cases: Sequence[CaseResult]) -> str:
     """Returns lines of images per minute over the cases; empty unless there are several."""
     if len(cases) < 2:
         return ""
+    labels = {row.name: _label(row) for case in cases for row in case.rows}
     names = list(
         dict.fromkeys(
             row.name
@@ -190,17 +193,24 @@ def grid_chart(cases: Sequence[CaseResult]) -> str:
             for row in case.rows
             if row.name == name and row.images_per_minute is not None
         ]
-        axes.plot(*zip(*points, strict=True), color=colour, linewidth=2, marker="o", label=name)
-    labels = [
+        axes.plot(
+            *zip(*points, strict=True), color=colour, linewidth=2, marker="o", label=labels[name]
+        )
+    ticks = [
         f"{case.spec.width_px}x{case.spec.height_px}\nbatch {case.spec.batch}" for case in cases
     ]
-    axes.set_xticks(range(len(cases)), labels)
+    axes.set_xticks(range(len(cases)), ticks)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("images per minute")
     axes.tick_params(axis="y", colors=SOFT)
     axes.grid(axis="y")
     _legend(axes)
     return _svg(figure)
+
+
+def _label(row: Row) -> str:
+    """Names a row so that a chart by itself says whose it is."""
+    return f"{row.name} (peer)" if row.kind == "peer" else row.name
 
 
 def rate_words(rate: float) -> str:

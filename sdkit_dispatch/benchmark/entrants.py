@@ -105,6 +105,7 @@ class VendorEntrant:
             built_now=not any(part.is_hit for part in self._built),
             build_s=sum(one.build_s for one in manifests),
             engine_bytes=sum(one.size_bytes for one in manifests),
+            note="a prompt is encoded once, and kept for later images" if self.makes_images else "",
             error={
                 part.component: max(
                     entry["relative_max"] for entry in part.manifest.verdict.metrics.values()

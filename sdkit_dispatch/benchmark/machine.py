@@ -139,14 +139,14 @@ def cpu_seconds(pid: int) -> float | None:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def drop_from_memory(folder: Path) -> bool:
-    """Asks the system to forget the files below a folder; False where it cannot be asked.
+def drop_from_memory(place: Path) -> bool:
+    """Asks the system to forget a file, or the files below a folder; False where it cannot be.
 
     Needs no rights: it concerns clean pages only, which the engine store's are.
     """
     if not hasattr(os, "posix_fadvise"):
         return False
-    for path in folder.rglob("*"):
+    for path in [place] if place.is_file() else place.rglob("*"):
         with suppress(OSError):
             handle = os.open(path, os.O_RDONLY)
             try:

@@ -24,6 +24,7 @@ import numpy as np
 
 from sdkit_dispatch.benchmark.entrants import Image, Use, feeds_of, relative_errors, with_peak
 from sdkit_dispatch.benchmark.machine import drop_from_memory, peak_rss_bytes
+from sdkit_dispatch.benchmark.peer_checkpoint import checkpoint_for
 from sdkit_dispatch.benchmark.records import Row
 from sdkit_dispatch.contract import Progress, Rejection, VendorSpec, record_from_json
 from sdkit_dispatch.diffusion.noise import image_seeds, start_noise
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
 
 SCRIPTS = Path(__file__).parents[1] / "peer_scripts"
 LAST_WORDS = 3
+"""Lines of a peer's log that are shown when it dies."""
 LIMIT_S = 3600.0
 """No command of a peer may take longer; converting and compiling a large model is one."""
-"""Lines of a peer's log that are shown when it dies."""
 ALL = "all"
 
 
@@ -54,6 +55,7 @@ class PeerSpec:
         absent: Why there is no way to run it; empty if there is.
         script: In `peer_scripts`; the peer's name by default.
         mode: Handed to the script.
+        takes_checkpoint: It reads a whole checkpoint instead of the folder.
     """
 
     name: str
@@ -62,6 +64,7 @@ class PeerSpec:
     absent: str = ""
     script: str = ""
     mode: str = ""
+    takes_checkpoint: bool = False
 
     @property
     def vendor(self) -> VendorSpec:
@@ -113,7 +116,10 @@ PEERS = {
         ),
         PeerSpec(
             name="stable-diffusion.cpp",
-            absent="it reads whole checkpoints, and this is a folder of ONNX graphs",
+            extra="sdcpp",
+            packages=("cyllama-vulkan",),
+            script="sdcpp_checkpoint",
+            takes_checkpoint=True,
         ),
         PeerSpec(
             name="tvm",
@@ -137,9 +143,21 @@ PEERS = {
 
 
 def peer_entrants(
-    dispatcher: Dispatcher, choice: Choice, want: Wanted, names: Sequence[str]
+    dispatcher: Dispatcher,
+    choice: Choice,
+    *,
+    want: Wanted,
+    names: Sequence[str],
+    checkpoint: Path | None = None,
 ) -> tuple[list[PeerEntrant], list[Row]]:
     """Returns the peers that can run here, and rows with reasons for the others.
+
+    Args:
+        dispatcher: Whose home has their environments.
+        choice: What is measured.
+        want: The same.
+        names: Of peers, or ("all",).
+        checkpoint: Of the same network as the pipeline, for peers that take one.
 
     Raises:
         ConfigError: A name is unknown.
@@ -155,21 +173,31 @@ def peer_entrants(
     for name in chosen:
         peer = PEERS[name]
         found = _environment(dispatcher, peer)
-        if isinstance(found, Environment):
-            entrants.append(
-                PeerEntrant(
-                    dispatcher=dispatcher,
-                    choice=choice,
-                    peer=peer,
-                    python=found.python,
-                    want=want,
-                )
-            )
-        else:
+        weights = checkpoint_for(name, want.pipeline, checkpoint) if peer.takes_checkpoint else None
+        no = next((one for one in (weights, found) if isinstance(one, Rejection)), None)
+        if no is not None:
             missing.append(
-                Row(name=name, kind="peer", failure=found.reason, hint=found.hint, device="cpu")
+                Row(name=name, kind="peer", failure=no.reason, hint=no.hint, device="cpu")
             )
+            continue
+        entrants.append(
+            PeerEntrant(
+                dispatcher=dispatcher,
+                choice=choice,
+                peer=peer,
+                python=cast(Environment, found).python,
+                want=want,
+                checkpoint=cast("Path | None", weights),
+            )
+        )
     return entrants, missing
+
+
+def takes_checkpoint(dispatcher: Dispatcher, names: Sequence[str]) -> bool:
+    """Returns whether one of the peers takes a checkpoint and could run here if it had one."""
+    chosen = PEERS if ALL in names else names
+    peers = [PEERS[name] for name in chosen if name in PEERS and PEERS[name].takes_checkpoint]
+    return any(isinstance(_environment(dispatcher, peer), Environment) for peer in peers)
 
 
 def install_peers(dispatcher: Dispatcher, names: Sequence[str]) -> None:
@@ -229,9 +257,11 @@ class PeerEntrant:
     peer: PeerSpec
     python: Path
     want: Wanted
+    checkpoint: Path | None = None
     components: tuple[str, ...] = ()
     makes_images: bool = False
     row: Row = field(init=False)
+    _computes: bool = True
     _process: PeerProcess | None = None
     _work: Path = field(init=False)
 
@@ -252,6 +282,7 @@ class PeerEntrant:
             process.close()
         self.components = tuple(answer.get("components", ()))
         self.makes_images = bool(answer.get("images"))
+        self._computes = bool(answer.get("computes", True))
         is_built = "bytes" in answer  # others take the graphs as they are
         self.row = replace(
             self.row,
@@ -266,13 +297,15 @@ class PeerEntrant:
             raise RunError(str(answer.get("failure", "it can run nothing of this pipeline")))
 
     def forget_files(self) -> bool:
+        if self.checkpoint is not None:
+            return drop_from_memory(self.checkpoint)
         return drop_from_memory(self._work) and drop_from_memory(self.want.pipeline.folder)
 
     def open(self, use: Use) -> None:
         self._process = self._start()
         ran = self._process.ask("open", use=use).get("ran", {})
         self.row = replace(self.row, ran={name: dict(facts) for name, facts in ran.items()})
-        if use == "components" and not self.row.error:
+        if use == "components" and self._computes and not self.row.error:
             self.row = replace(self.row, error=self._errors())
 
     def _errors(self) -> dict[str, float]:
@@ -303,7 +336,8 @@ class PeerEntrant:
                         shared = {
                             key: value for key, value in case.outputs.items() if key in outputs
                         }
-                        errors[component] = relative_errors(outputs, shared)
+                        if shared:  # one with other weights names its outputs otherwise
+                            errors[component] = relative_errors(outputs, shared)
         return errors
 
     def run(self, component: str, runs: int) -> Timing:
@@ -342,6 +376,7 @@ class PeerEntrant:
             "mode": self.peer.mode,
             "work": str(self._work),
             "pipeline": str(pipeline.folder.absolute()),
+            "checkpoint": None if self.checkpoint is None else str(self.checkpoint.absolute()),
             "threads": self.dispatcher.config.threads,
             "noise": str(noise),
             "request": {

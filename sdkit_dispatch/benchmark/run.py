@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sdkit_dispatch.benchmark.entrants import BareEntrant, Entrant, VendorEntrant, has_bare
@@ -40,6 +41,7 @@ class Options:
         peers: The same; empty for none.
         sizes: (width, height) pairs.
         image_rounds: None: as many as fit into some minutes; 0: components only.
+        checkpoint: Of the same network, for peers that take one.
     """
 
     vendors: tuple[str, ...] = (ALL,)
@@ -50,6 +52,7 @@ class Options:
     steps: int | None = None
     rounds: int = 15
     image_rounds: int | None = None
+    checkpoint: Path | None = None
     command: str = ""
 
 
@@ -208,7 +211,13 @@ class Benchmark:
                 entrants.append(
                     BareEntrant(dispatcher=self.dispatcher, plan=plan, want=want, label=label)
                 )
-        peers, missing = peer_entrants(self.dispatcher, self.choice, want, self.options.peers)
+        peers, missing = peer_entrants(
+            self.dispatcher,
+            self.choice,
+            want=want,
+            names=self.options.peers,
+            checkpoint=self.options.checkpoint,
+        )
         self._missing += missing
         return [*entrants, *peers]
 

@@ -17,7 +17,7 @@ class Suite:
 
     Attributes:
         family: Of the pipeline; another one is refused.
-        pipeline: "sample", or empty: the user names a folder. Its weights do not matter.
+        pipeline: "sample", or empty: one of seeded weights, unless the user names a folder.
     """
 
     name: str

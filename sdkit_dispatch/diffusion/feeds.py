@@ -74,6 +74,8 @@ def _feed(component: str, spec: TensorSpec, values: Mapping[str, Value]) -> NDAr
             "build the component for the shapes of the request",
         )
     dtype = _numpy_dtype(component, spec)
+    if value.dtype == dtype:
+        return np.ascontiguousarray(value).reshape(spec.shape)
     if dtype.kind in "iu" and value.dtype.kind == "f":
         value = np.rint(value)  # samplers between two timesteps, a graph that takes whole ones
     with np.errstate(over="ignore"):  # what float16 cannot hold shows in the outputs
@@ -92,8 +94,9 @@ def _numpy_dtype(component: str, spec: TensorSpec) -> np.dtype[np.generic]:
 
 def _finite(component: str, output: str, value: NDArray[np.generic], where: str) -> Floats:
     floats = np.ascontiguousarray(value, dtype=np.float32)
-    bad = floats.size - int(np.isfinite(floats).sum())
-    if bad:
+    is_finite = np.isfinite(floats)
+    if not is_finite.all():
+        bad = floats.size - int(is_finite.sum())
         raise NumericError(
             f"{component}: output {output!r} has {bad} of {floats.size} values that are not "
             f"finite{where}",

@@ -22,7 +22,7 @@ from sdkit_dispatch.diffusion.decoding import decode
 from sdkit_dispatch.diffusion.denoising import denoise
 from sdkit_dispatch.diffusion.feeds import Floats, Value, run_component
 from sdkit_dispatch.diffusion.noise import image_seeds, start_noise, step_noise
-from sdkit_dispatch.diffusion.schedulers import schedule_from_config
+from sdkit_dispatch.diffusion.schedulers import Schedule, schedule_from_config
 from sdkit_dispatch.diffusion.shapes import (
     TEXT_COMPONENTS,
     component_shapes,
@@ -38,6 +38,9 @@ from sdkit_dispatch.pipeline_files import Pipeline
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
+
+KEPT_PROMPTS = 4
+"""Encoded texts kept for later requests: most have other seeds, or the same negative prompt."""
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +61,12 @@ class GenerateResult:
     latents: Floats
     seeds: tuple[int, ...]
     timings: Mapping[str, float]
+    facts: Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Encoded:
+    conditioning: Conditioning
     facts: Mapping[str, Mapping[str, str]]
 
 
@@ -95,6 +104,8 @@ class DiffusionPipeline:
         self.keep_loaded = keep_loaded
         self._tokenizers = load_tokenizers(pipeline)
         self._opened: dict[str, _Opened] = {}
+        self._encoded: dict[tuple[str, int], _Encoded] = {}
+        self._schedule: tuple[tuple[str, int], Schedule] | None = None
 
     def __enter__(self) -> DiffusionPipeline:
         return self
@@ -113,7 +124,15 @@ class DiffusionPipeline:
         return tuple(self._opened)
 
     def release(self, *components: str) -> None:
-        """Closes those sessions, if they are open; the next call opens them again."""
+        """Closes those sessions, if they are open; the next call opens them again.
+
+        What text encoders among them said is forgotten.
+        """
+        if set(components) & set(TEXT_COMPONENTS):
+            self._encoded.clear()
+        self._close(*components)
+
+    def _close(self, *components: str) -> None:
         for component in components:
             if (opened := self._opened.pop(component, None)) is not None:
                 opened.session.close()
@@ -147,9 +166,7 @@ class DiffusionPipeline:
             NumericError: A component said something that is not finite, or a flat image.
         """
         pipeline = self._pipeline
-        schedule = schedule_from_config(
-            request.scheduler, pipeline.configs.get("scheduler", {}), request.steps
-        )
+        schedule = self._scheduled(request.scheduler, request.steps)
         seeds = image_seeds(request.seed, request.batch)
         has_guidance = uses_guidance(pipeline, request)
         chunks = token_chunks or longest_chunk_count(
@@ -174,7 +191,9 @@ class DiffusionPipeline:
 
         with clock.measure("encode"), self._phase(*TEXT_COMPONENTS):
             report(Progress(phase="encode", fraction=0.0))
-            values = self._conditions(request, opened, chunks=chunks, has_guidance=has_guidance)
+            values = self._conditions(
+                request, opened, facts=facts, chunks=chunks, has_guidance=has_guidance
+            )
         with clock.measure("denoise"), self._phase("unet"):
             start = start_noise(seeds, shape) if latents is None else latents
             denoised = denoise(
@@ -195,11 +214,18 @@ class DiffusionPipeline:
             images=images, latents=denoised, seeds=seeds, timings=clock.seconds, facts=facts
         )
 
+    def _scheduled(self, name: str, steps: int) -> Schedule:
+        """Returns the steps; the last ones are kept, for most requests are like the one before."""
+        if self._schedule is None or self._schedule[0] != (name, steps):
+            config = self._pipeline.configs.get("scheduler", {})
+            self._schedule = ((name, steps), schedule_from_config(name, config, steps))
+        return self._schedule[1]
+
     def _session(self, component: str, shapes: Mapping[str, tuple[int, ...]]) -> Session:
         opened = self._opened.get(component)
         if opened is not None and opened.shapes == shapes:
             return opened.session
-        self.release(component)
+        self._close(component)
         log.debug("opening %s for %s", component, dict(shapes))
         session = self._open_session(component, shapes)
         self._opened[component] = _Opened(shapes=shapes, session=session)
@@ -211,26 +237,36 @@ class DiffusionPipeline:
             yield
         finally:
             if not self.keep_loaded:
-                self.release(*components)
+                self._close(*components)
 
     def _conditions(
         self,
         request: GenerateRequest,
         opened: Callable[[str], Session],
         *,
+        facts: dict[str, Mapping[str, str]],
         chunks: int,
         has_guidance: bool,
     ) -> dict[str, Value]:
         """Returns the UNet's inputs that stay the same in every step, a row for every image."""
+        before = dict(self._encoded)  # a text that is both prompts is encoded twice, as any other
 
         def encode(text: str) -> Conditioning:
-            return encode_prompt(
+            if (known := before.get((text, chunks))) is not None:
+                facts.update(known.facts)
+                return known.conditioning
+            made = encode_prompt(
                 text,
                 self._tokenizers,
                 lambda component, feeds: run_component(component, opened(component), feeds),
                 chunks=chunks,
                 family=self._pipeline.family,
             )
+            ran = {name: facts[name] for name in TEXT_COMPONENTS if name in facts}
+            self._encoded[text, chunks] = _Encoded(conditioning=made, facts=ran)
+            while len(self._encoded) > KEPT_PROMPTS:
+                del self._encoded[next(iter(self._encoded))]
+            return made
 
         positive = encode(request.prompt)
         prompts = [positive]

@@ -17,11 +17,12 @@ import pytest
 
 from sdkit_dispatch.api import Choice, Dispatcher
 from sdkit_dispatch.benchmark.apply import order_from_report
+from sdkit_dispatch.benchmark.charts import component_chart, rate_chart, ratio_chart, rounds_chart
 from sdkit_dispatch.benchmark.compare import compare_reports, read_report
 from sdkit_dispatch.benchmark.export import csv_text, submission
 from sdkit_dispatch.benchmark.machine import Watch, cpu_seconds, remarks_on
 from sdkit_dispatch.benchmark.page import FORMS, page
-from sdkit_dispatch.benchmark.records import MachineState, Report, report_to_json
+from sdkit_dispatch.benchmark.records import MachineState, Report, Versus, report_to_json
 from sdkit_dispatch.benchmark.run import (
     Benchmark,
     Options,
@@ -29,6 +30,7 @@ from sdkit_dispatch.benchmark.run import (
     parse_numbers,
     parse_sizes,
 )
+from sdkit_dispatch.benchmark.statistics import Ratio
 from sdkit_dispatch.benchmark.suites import SUITES, suite_named
 from sdkit_dispatch.config import Config
 from sdkit_dispatch.contract import Device, Plan
@@ -202,6 +204,25 @@ def test_the_page_opens_in_a_browser_without_a_word_on_its_console(html, tmp_pat
     read.feed(done.stdout)
     assert len(read.cells) > 20
     assert json.loads(read.json)["schema_version"] == 1
+
+
+def test_charts_say_which_rows_are_peers(report):
+    pytest.importorskip("matplotlib", reason="the extra 'report' is not installed")
+    case = report.cases[0]
+    ours = next(row for row in case.rows if row.name == "null")
+    peer = replace(ours, name="another", kind="peer")
+    ratio = Ratio(median=0.5, low=0.4, high=0.6, coverage=0.99, call="faster", rounds=ROUNDS)
+    versus = Versus(of="null", other="another", what="unet", ratio=ratio)
+    case = replace(case, rows=(ours, peer), versus=(versus,))
+    drawings = (
+        rate_chart(case.rows),
+        component_chart(case.rows, "unet"),
+        rounds_chart(case),
+        ratio_chart(case),
+    )
+    for drawing in drawings:
+        assert "another (peer)" in drawing
+        assert "null (peer)" not in drawing
 
 
 def test_the_page_says_the_command_and_escapes_it(html):
@@ -450,7 +471,7 @@ def test_a_damaged_order_is_none(tmp_path):
 
 
 def test_an_order_comes_from_two_vendors_on_one_device(report):
-    with pytest.raises(ConfigError, match="fewer than two"):
+    with pytest.raises(ConfigError, match="fewer than two vendors were tried"):
         order_from_report(report)
     case = report.cases[0]
     row = case.rows[0]

@@ -1,5 +1,6 @@
 """Peers in processes of their own, and entrants that fail, drift or idle: no runtime needed."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,14 @@ import pytest
 from sdkit_dispatch.benchmark.entrants import Image
 from sdkit_dispatch.benchmark.machine import Watch
 from sdkit_dispatch.benchmark.measure import CaseMeasurement, Settings
+from sdkit_dispatch.benchmark.peer_checkpoint import checkpoint_for
 from sdkit_dispatch.benchmark.peers import PEERS, SCRIPTS, PeerProcess
 from sdkit_dispatch.benchmark.records import CaseSpec, Row
 from sdkit_dispatch.contract import GenerateRequest, no_report
-from sdkit_dispatch.errors import RunError, WorkerError
+from sdkit_dispatch.errors import PipelineError, RunError, WorkerError
+from sdkit_dispatch.pipeline_files import read_pipeline
 from sdkit_dispatch.worker_client import Timing
+from toy_pipeline import make_toy_pipeline
 
 SCRIPT = """
 import sys
@@ -226,3 +230,72 @@ def test_images_that_take_too_long_are_computed_and_said_so():
     # 2 prompts, 2 steps, 1 decoding of half a second
     assert row.images_per_minute == pytest.approx(60 / 2.5)
     assert "computed" in case.remarks[0]
+
+
+def checkpoint_of(path: Path, weights: int) -> Path:
+    """Writes a sound checkpoint whose UNet has so many weights, all of them a hole in the file."""
+    name = "model.diffusion_model.out.2.weight"
+    entry = {"dtype": "F16", "shape": [weights], "data_offsets": [0, 2 * weights]}
+    header = json.dumps({name: entry}).encode()
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + 2 * weights)
+    return path
+
+
+@pytest.fixture
+def pipeline(tmp_path):
+    return read_pipeline(make_toy_pipeline(tmp_path / "pipeline"))
+
+
+@pytest.fixture
+def weights(pipeline) -> int:
+    """Of its UNet, as its files have them."""
+    return pipeline.components["unet"].weights_bytes // 4
+
+
+def test_without_a_checkpoint_the_reason_is_told_and_what_to_give(pipeline):
+    no = checkpoint_for("stable-diffusion.cpp", pipeline, None)
+    assert "whole checkpoints" in no.reason
+    assert "--checkpoint FILE.safetensors" in no.hint
+
+
+def test_the_only_checkpoint_in_the_folder_is_taken(pipeline, weights):
+    lying = checkpoint_of(pipeline.folder / "all.safetensors", weights)
+    assert checkpoint_for("a peer", pipeline, None) == lying
+    checkpoint_of(pipeline.folder / "other.safetensors", weights)
+    assert "several: all.safetensors, other.safetensors" in (
+        checkpoint_for("a peer", pipeline, None).reason
+    )
+
+
+def test_a_checkpoint_of_another_network_is_refused(pipeline, weights, tmp_path):
+    given = checkpoint_of(tmp_path / "other.safetensors", 3 * weights)
+    no = checkpoint_for("a peer", pipeline, given)
+    assert "'other.safetensors' is of another network" in no.reason
+
+
+def test_a_given_file_that_is_no_checkpoint_is_an_error(pipeline, tmp_path):
+    given = tmp_path / "words.safetensors"
+    given.write_text("these are words")
+    with pytest.raises(PipelineError, match="neither"):
+        checkpoint_for("a peer", pipeline, given)
+
+
+def test_a_peer_that_times_itself_is_believed(tmp_path):
+    script = tmp_path / "mock_timer.py"
+    script.write_text(
+        SCRIPT.format(folder=str(SCRIPTS)).replace(
+            "    def image(self):",
+            "    def timed(self, component, runs):\n        return [2.0] * runs, [3.0] * runs\n"
+            "    def image(self):",
+        )
+    )
+    process = PeerProcess("mock", Path(sys.executable), script, {"work": "", "threads": 1})
+    try:
+        assert process.ask("run", component="unet", runs=2) == {
+            "wall_s": [2.0, 2.0],
+            "cpu_s": [3.0, 3.0],
+        }
+    finally:
+        process.close()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sdkit_dispatch.contract import GenerateRequest, Progress, TensorSpec
-from sdkit_dispatch.diffusion.pipeline import DiffusionPipeline
+from sdkit_dispatch.diffusion.pipeline import KEPT_PROMPTS, DiffusionPipeline
 from sdkit_dispatch.errors import (
     CancelledByUser,
     ConfigError,
@@ -445,3 +445,37 @@ def test_session_of_another_shape_is_a_run_error() -> None:
     )
     with pytest.raises(RunError, match=r"'sample' was built for \(2, 4, 9, 9\)"):
         pipeline.generate(request(), ignore)
+
+
+@pytest.mark.parametrize("keep_loaded", [True, False])
+def test_a_prompt_is_encoded_once_for_requests_with_other_seeds(keep_loaded: bool) -> None:
+    bench, fresh = Bench(keep_loaded=keep_loaded), Bench()
+    first = bench.generate(prompt="a fox", negative_prompt="blurred", seed=1)
+    again = bench.generate(prompt="a fox", negative_prompt="blurred", seed=2)
+    encoders = [one for one in bench.opened if one.component == "text_encoder"]
+    assert [len(one.calls) for one in encoders] == [2]
+    expected = fresh.generate(prompt="a fox", negative_prompt="blurred", seed=2)
+    assert (again.latents == expected.latents).all()
+    assert again.facts == first.facts
+    bench.generate(prompt="a wolf", negative_prompt="blurred")
+    encoders = [one for one in bench.opened if one.component == "text_encoder"]
+    assert sum(len(one.calls) for one in encoders) == 3
+
+
+def test_what_another_text_encoder_said_is_forgotten_when_it_is_released() -> None:
+    bench = Bench()
+    bench.generate(prompt="a fox", guidance=1.0)
+    bench.pipeline.release("unet")
+    bench.generate(prompt="a fox", guidance=1.0)
+    assert len(bench.last("text_encoder").calls) == 1
+    bench.pipeline.release("text_encoder")
+    bench.generate(prompt="a fox", guidance=1.0)
+    encoders = [one for one in bench.opened if one.component == "text_encoder"]
+    assert [len(one.calls) for one in encoders] == [1, 1]
+
+
+def test_few_prompts_are_kept() -> None:
+    bench = Bench()
+    for number in (*range(KEPT_PROMPTS + 1), 0):
+        bench.generate(prompt=f"fox {number}", guidance=1.0)
+    assert len(bench.last("text_encoder").calls) == KEPT_PROMPTS + 2

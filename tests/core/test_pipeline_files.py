@@ -267,6 +267,24 @@ def test_a_mark_stays_until_a_file_of_the_pipeline_changes(sample, monkeypatch):
     mark = pipeline_mark(sample)
     assert mark is not None
     assert pipeline_mark(sample) == mark
+    assert pipeline_mark(sample, known=mark) == mark
+    assert pipeline_mark(sample / "unet", known=mark) == pipeline_mark(sample / "unet")
     config = sample / "unet" / "config.json"
     config.write_bytes(config.read_bytes())
     assert pipeline_mark(sample) != mark
+    assert pipeline_mark(sample, known=mark) != mark
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no time that a program cannot set back")
+@pytest.mark.parametrize("is_gained", [True, False])
+def test_a_mark_changes_with_a_file_gained_or_lost_though_no_folder_is_listed(
+    sample, monkeypatch, is_gained
+):
+    later_s = time.time() + 3600
+    monkeypatch.setattr(pipeline_files.time, "time", lambda: later_s)
+    mark = pipeline_mark(sample)
+    if is_gained:
+        (sample / "unet" / "more.json").write_text("{}")
+    else:
+        (sample / "unet" / "config.json").unlink()
+    assert pipeline_mark(sample, known=mark) != mark

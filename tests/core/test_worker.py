@@ -1,5 +1,6 @@
 """A worker process is asked, cancelled, crashed and outlived, with the null vendor."""
 
+import io
 import os
 import signal
 import subprocess
@@ -27,6 +28,8 @@ from sdkit_dispatch.errors import (
     UnsupportedOpError,
     WorkerError,
 )
+from sdkit_dispatch.wire import Frame, read_frame
+from sdkit_dispatch.worker import _Channel
 from sdkit_dispatch.worker_client import WorkerClient
 from sdkit_dispatch.worker_process import WorkerSettings
 from sdkit_null import SPEC
@@ -152,6 +155,36 @@ def test_cancelling_stops_the_work_and_keeps_the_worker(client, graph, tmp_path)
     with pytest.raises(CancelledByUser):
         client.compile(request, graph, tmp_path, device=CPU, report=cancel_at_third)
     compiled(client, graph, tmp_path / "out")
+
+
+def test_quick_steps_of_an_image_do_not_cost_the_caller_a_frame_each():
+    steps = 1000
+
+    class MockDesk:
+        def __init__(self) -> None:
+            self.methods = {"generate": self.work, "compile": self.work}
+
+        def work(self, params, arrays, report):
+            for phase in ("denoise", "decode"):
+                for index in range(steps + 1):
+                    report(Progress(phase=phase, fraction=index / steps))
+            return {}, {}
+
+    def frames_of(method: str) -> list[tuple[str, float]]:
+        sent = io.BytesIO()
+        channel = _Channel(io.BytesIO(), sent)
+        channel.answer(Frame(header={"id": 1, "method": method, "params": {}}), MockDesk())
+        sent.seek(0)
+        told = [frame.header for frame in iter(lambda: read_frame(sent), None)]
+        assert "result" in told[-1]
+        return [(one["progress"]["phase"], one["progress"]["fraction"]) for one in told[:-1]]
+
+    frames = frames_of("generate")
+    assert len(frames) < steps
+    for phase in ("denoise", "decode"):
+        fractions = [fraction for name, fraction in frames if name == phase]
+        assert (fractions[0], fractions[-1]) == (0, 1)
+    assert len(frames_of("compile")) == 2 * (steps + 1)
 
 
 INTERRUPTED = """
