@@ -18,7 +18,7 @@ from .contract import (
     Shapes,
     record_from_json,
 )
-from .diffusion.pipeline import DiffusionPipeline
+from .diffusion.pipeline import KEPT_PROMPTS, DiffusionPipeline
 from .errors import RunError
 from .pipeline_files import Mark, Pipeline, pipeline_mark, read_pipeline
 
@@ -29,7 +29,8 @@ class ImageDesk:
     """Keeps the pipelines of a worker, with the sessions that they have open.
 
     The parameters of a request: `pipeline` (folder), `memo` (folder or None), `engines` (records
-    of all components at the shapes that the request needs), `device`, `keep_loaded`.
+    of all components at the shapes that the request needs), `device`, `keep_loaded`, and perhaps
+    `keep_prompts`.
     """
 
     def __init__(self, open_engine: Callable[[Engine, Any], Session]) -> None:
@@ -93,6 +94,7 @@ class ImageDesk:
             self._running.release(*changed)
             self._identity, self._asked = identity, asked
         self._running.keep_loaded = bool(params["keep_loaded"])
+        self._running.keep_prompts = int(params.get("keep_prompts", KEPT_PROMPTS))
         return self._running
 
     def _read_again(self, folder: Path, memo: Path | None) -> Pipeline:

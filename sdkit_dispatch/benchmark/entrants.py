@@ -105,7 +105,6 @@ class VendorEntrant:
             built_now=not any(part.is_hit for part in self._built),
             build_s=sum(one.build_s for one in manifests),
             engine_bytes=sum(one.size_bytes for one in manifests),
-            note="a prompt is encoded once, and kept for later images" if self.makes_images else "",
             error={
                 part.component: max(
                     entry["relative_max"] for entry in part.manifest.verdict.metrics.values()
@@ -142,6 +141,8 @@ class VendorEntrant:
             "device": record_to_json(self.plan.device),
             "request": record_to_json(self.want.request),
             "keep_loaded": True,
+            # The others encode the prompt for every image; then so do we.
+            "keep_prompts": 0,
         }
         started_s = time.perf_counter()
         answer = self._client.generate(params, {}, no_report)

@@ -89,6 +89,7 @@ class DiffusionPipeline:
         open_session: Callable[[str, Shapes], Session],
         *,
         keep_loaded: bool = True,
+        keep_prompts: int = KEPT_PROMPTS,
     ) -> None:
         """Opens nothing yet.
 
@@ -96,12 +97,14 @@ class DiffusionPipeline:
             pipeline: An exported pipeline.
             open_session: (component, static shape of every input) -> a session that the
                 pipeline owns from then on.
+            keep_prompts: How many encoded texts are kept for later requests.
             keep_loaded: False closes the components of a phase as soon as it is over, so that
                 never more than one phase's weights are in memory.
         """
         self._pipeline = pipeline
         self._open_session = open_session
         self.keep_loaded = keep_loaded
+        self.keep_prompts = keep_prompts
         self._tokenizers = load_tokenizers(pipeline)
         self._opened: dict[str, _Opened] = {}
         self._encoded: dict[tuple[str, int], _Encoded] = {}
@@ -264,7 +267,7 @@ class DiffusionPipeline:
             )
             ran = {name: facts[name] for name in TEXT_COMPONENTS if name in facts}
             self._encoded[text, chunks] = _Encoded(conditioning=made, facts=ran)
-            while len(self._encoded) > KEPT_PROMPTS:
+            while len(self._encoded) > self.keep_prompts:
                 del self._encoded[next(iter(self._encoded))]
             return made
 
