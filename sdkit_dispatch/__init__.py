@@ -20,17 +20,22 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .api import Choice, Dispatcher
+    from .api import Dispatcher
+    from .choice import Choice
     from .lora import Lora
 
 __all__ = ["Choice", "Dispatcher", "Lora", "__version__"]
 
 
 def __getattr__(name: str) -> Any:  # Any: whatever the name is
-    if name in ("Choice", "Dispatcher"):
-        from . import api
+    if name == "Dispatcher":
+        from .api import Dispatcher
 
-        return getattr(api, name)
+        return Dispatcher
+    if name == "Choice":
+        from .choice import Choice
+
+        return Choice
     if name == "Lora":
         from .lora import Lora
 

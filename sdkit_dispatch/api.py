@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from . import graph
 from .build import Builder, BuildResult
 from .build_tools import BuildTools
 from .cache import EngineStore, Entry
 from .checkpoint import Checkpoint, is_checkpoint, read_checkpoint
+from .choice import SAMPLE, Choice, pipeline_folder, sample_choice, serving, vendor_options
+from .complete_request import complete_request
 from .component_build import ComponentBuilder
-from .config import Config, Profile, home_folder, load_config, load_profile
+from .config import Config, home_folder, load_config, load_profile
 from .contract import (
     Device,
     GenerateRequest,
     Plan,
-    Precision,
-    Progress,
     Rejection,
     Report,
     VendorSpec,
@@ -32,15 +32,13 @@ from .contract import (
 )
 from .detect import detect, host
 from .detect.absent import absent_device
-from .detect.choice import gpu_choice, gpus_of
-from .detect.support import variant_for
-from .diffusion.request_values import check_request
-from .diffusion.shapes import vae_factor
+from .detect.choice import gpu_choice
 from .emit import VENDOR as EMITTING_VENDOR
 from .emit import Emitted, emit_component
-from .env import InstallPlan, VendorState, find_vendors, install, plan_install, state
-from .errors import ConfigError, NoVendorError, PipelineError, VendorEnvError
+from .env import InstallPlan, VendorState, find_vendors, state
+from .errors import ConfigError, NoVendorError, PipelineError
 from .failures import Failures
+from .installer import Installer
 from .loaded_checkpoint import LoadedCheckpoint, require_leave
 from .loaded_pipeline import LoadedPipeline
 from .lora import AppliedLora, Lora
@@ -49,7 +47,6 @@ from .native.builds import right_build
 from .pipeline_files import Pipeline, file_digest, read_pipeline
 from .plan import Decision, check_vendor, explain_rejections, make_plans, unsupported_vendors
 from .plan_report import PlanReport, plan_report
-from .reference import VENDOR as REFERENCE_VENDOR
 from .reference import Reference
 from .store_cleaning import Removal, superseded
 from .store_explain import EntryExplanation, Explanation, explain, explain_entry
@@ -58,37 +55,6 @@ from .workers import Workers
 
 if TYPE_CHECKING:
     from .lora.merged import MergedPipeline
-
-SAMPLE = "sample"
-"""In place of a pipeline folder: the small pipeline in the package, with its profile."""
-DEFAULT_STEPS = 20
-DEFAULT_GUIDANCE = 7.0
-DEFAULT_SCHEDULER = "dpmpp_2m"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """What the caller chose; the rest is chosen for them.
-
-    Attributes:
-        gpu: "auto", "cpu", "gpu:N", a device id or a part of a device's name.
-        vendor: Only this vendor.
-        precision: Of the build; the vendor's best by default.
-        profile: A name or a file; the sample's own for the sample, else "default".
-        force: Sets the option `force` of `vendor`: what its makers advise against.
-        must_check: False leaves engines unchecked.
-        may_retry: What failed here before is tried again.
-        must_use_gpu: Another device than a GPU is an error.
-    """
-
-    gpu: str = "auto"
-    vendor: str | None = None
-    precision: Precision | None = None
-    profile: str | None = None
-    must_check: bool = True
-    may_retry: bool = False
-    force: bool = False
-    must_use_gpu: bool = False
 
 
 class Dispatcher:
@@ -150,7 +116,7 @@ class Dispatcher:
             gpu=gpu_choice(os.environ) if is_free and devices is None else choice.gpu,
             vendor=choice.vendor,
             precision=choice.precision or profile.precision,
-            options=_options(profile, choice),
+            options=vendor_options(profile, choice),
             env_states=self._states(),
             probe=self.workers.probe,
             may_install=self.may_install if may_install is None else may_install,
@@ -558,21 +524,19 @@ class Dispatcher:
         Raises:
             ConfigError: A value is out of range.
         """
-        profile = load_profile(choice.profile or "default", home=self.home)
-        side_px = _own_side_px(pipeline)
-        request = GenerateRequest(
+        return complete_request(
+            pipeline,
+            load_profile(choice.profile or "default", home=self.home),
             prompt=prompt,
             negative_prompt=negative_prompt,
-            width_px=_first(width_px, profile.width_px, side_px),
-            height_px=_first(height_px, profile.height_px, side_px),
-            steps=_first(steps, profile.steps, DEFAULT_STEPS),
-            guidance=_first(guidance, profile.guidance, DEFAULT_GUIDANCE),
+            width_px=width_px,
+            height_px=height_px,
+            steps=steps,
+            guidance=guidance,
             seed=seed,
-            batch=_first(batch, profile.batch, 1),
-            scheduler=_first(scheduler, profile.scheduler, DEFAULT_SCHEDULER),
+            batch=batch,
+            scheduler=scheduler,
         )
-        check_request(request)
-        return request
 
     def _want(
         self,
@@ -592,11 +556,11 @@ class Dispatcher:
     def _plans(
         self, choice: Choice, *, devices: Sequence[Device] | None = None
     ) -> tuple[Plan, ...]:
-        return _serving(self.plan(choice, devices=devices), choice)
+        return serving(self.plan(choice, devices=devices), choice)
 
     def _checkpoint_plans(self, choice: Choice) -> tuple[Plan, ...]:
         require_leave(is_strict=self.config.strict, must_check=choice.must_check)
-        return _serving(self._checkpoint_decision(choice), choice)
+        return serving(self._checkpoint_decision(choice), choice)
 
     def _checkpoint_decision(self, choice: Choice, *, may_install: bool | None = None) -> Decision:
         """As `plan`, among the vendors that take a checkpoint; these count without being named.
@@ -634,7 +598,7 @@ class Dispatcher:
             quota_bytes=_bytes_of_mb(self.config.store_quota_mb),
             must_use_gpu=choice.must_use_gpu,
         )
-        return Builder(tools, install=self._install, precision=choice.precision)
+        return Builder(tools, install=self._installer.install, precision=choice.precision)
 
     @property
     def _processor(self) -> Device:
@@ -646,36 +610,21 @@ class Dispatcher:
         Raises:
             VendorEnvError: The requirements cannot be satisfied.
         """
-        return [
-            plan_install(self.suited(spec), home=self.home, report=self.report)
-            for spec in self._missing_with_reference(self.specs[vendor])
-        ]
+        return self._installer.plans(self.specs[vendor], self.report)
 
     def suited(self, spec: VendorSpec) -> VendorSpec:
         """Returns a vendor with the build of its runtime that the driver here can serve."""
-        name = variant_for(spec.name, self.devices, host())
-        return spec.of_variant(name) if name in spec.variants else spec
+        return self._installer.suited(spec)
 
-    def _missing_with_reference(self, spec: VendorSpec) -> list[VendorSpec]:
-        reference = self.specs.get(REFERENCE_VENDOR)
-        needed = [spec] if reference is None or reference == spec else [spec, reference]
-        return [
-            one
-            for one in needed
-            if one is spec or isinstance(self.workers.environment(one), Rejection)
-        ]
-
-    def _install(self, spec: VendorSpec, report: Report) -> None:
-        if not self.may_install:
-            raise VendorEnvError(
-                f"the vendor '{spec.name}' is not installed",
-                f"sdkit-dispatch vendors install {spec.name}",
-            )
-        for one in map(self.suited, self._missing_with_reference(spec)):
-            plan = plan_install(one, home=self.home, report=report)
-            report(Progress(phase=f"install {plan.summary}"))
-            install(one, home=self.home, report=report, plan=plan)
-            self.workers.forget(one)
+    @property
+    def _installer(self) -> Installer:
+        return Installer(
+            home=self.home,
+            workers=self.workers,
+            specs=self.specs,
+            devices=self.devices,
+            may_install=self.may_install,
+        )
 
     def close(self) -> None:
         """Ends all workers, and takes a temporary store away; twice is fine."""
@@ -694,26 +643,6 @@ class Dispatcher:
         self.close()
 
 
-def _serving(decision: Decision, choice: Choice) -> tuple[Plan, ...]:
-    """Returns the plans that the caller's choice allows.
-
-    Raises:
-        NoVendorError: There is none; lists every reason.
-    """
-    if not decision.plans:
-        raise NoVendorError(explain_rejections(decision), "sdkit-dispatch vendors list")
-    if not choice.must_use_gpu:
-        return decision.plans
-    gpus = gpus_of(plan.device for plan in decision.plans)
-    if not gpus:
-        raise NoVendorError(
-            f"no GPU serves, and --require-gpu forbids {decision.plans[0].device.name}; "
-            f"{explain_rejections(decision)}",
-            "sdkit-dispatch plan",
-        )
-    return tuple(plan for plan in decision.plans if plan.device in gpus)
-
-
 def _refuse_loras(checkpoint: Checkpoint, loras: Sequence[Lora]) -> None:
     """Refuses LoRAs for a file whose weights we never see.
 
@@ -728,47 +657,5 @@ def _refuse_loras(checkpoint: Checkpoint, loras: Sequence[Lora]) -> None:
         )
 
 
-def pipeline_folder(pipeline: str | Path) -> Path:
-    """Returns the folder that the user means; `SAMPLE` is the one in the package."""
-    if str(pipeline) != SAMPLE:
-        return Path(os.path.expanduser(pipeline))  # unlike Path's, it leaves ~nobody as it is
-    return Path(__file__).with_name("_data") / "sample" / "digits-sd"
-
-
-def sample_choice(pipeline: str | Path, choice: Choice) -> Choice:
-    """Returns `choice` with the sample's own profile, if it is the sample and none was chosen."""
-    if str(pipeline) == SAMPLE and choice.profile is None:
-        return replace(choice, profile=SAMPLE)
-    return choice
-
-
-def _own_side_px(pipeline: Pipeline | Checkpoint) -> int:
-    if isinstance(pipeline, Checkpoint):
-        return pipeline.side_px
-    side = pipeline.configs["unet"].get("sample_size")
-    if isinstance(side, list) and side:
-        side = side[0]
-    if not isinstance(side, int) or side <= 0:
-        raise PipelineError(
-            f"'{pipeline.folder}/unet/config.json' has the sample_size {side!r}, not a number",
-            "give --width and --height",
-        )
-    return side * vae_factor(pipeline)
-
-
 def _bytes_of_mb(size_mb: int | None) -> int | None:
     return None if size_mb is None else size_mb * 10**6
-
-
-def _first(*values: Any) -> Any:  # Any: all of one type, the first that was given
-    return next(value for value in values if value is not None)
-
-
-def _options(profile: Profile, choice: Choice) -> Mapping[str, Mapping[str, Any]]:
-    # Any: each vendor owns its values.
-    if not choice.force:
-        return profile.options
-    if choice.vendor is None:
-        raise ConfigError("--force needs the vendor that it is for", "--vendor tensorrt-rtx")
-    own = {**profile.options.get(choice.vendor, {}), "force": True}
-    return {**profile.options, choice.vendor: own}

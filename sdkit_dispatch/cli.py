@@ -337,7 +337,7 @@ def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="PNG file.")] = Path("demo.png"),
 ) -> None:
     """Build the sample pipeline and draw with it; installs nothing."""
-    from .api import Choice
+    from .choice import Choice
 
     with dispatcher_of(context, install=False) as dispatcher:
         loaded = dispatcher.load("sample", Choice())

@@ -25,9 +25,10 @@ from .cli_options import (
 )
 
 if TYPE_CHECKING:
-    from .api import Choice, Dispatcher
+    from .api import Dispatcher
     from .benchmark.records import Report
     from .benchmark.suites import Suite
+    from .choice import Choice
 
 RUN = "run"
 
@@ -150,7 +151,7 @@ def bench_run(
             named = choice_of(gpu, vendor, None, profile)
             _quick(dispatcher, pipeline, named, rounds=rounds, as_json=as_json)
             return
-        from .api import sample_choice
+        from .choice import sample_choice
 
         choice = sample_choice(pipeline, choice)
         _install_peers(dispatcher, options.peers)

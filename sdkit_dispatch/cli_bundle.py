@@ -218,7 +218,7 @@ def bundle_keygen(
 
 
 def _is_pipeline(word: str) -> bool:
-    from .api import SAMPLE
+    from .choice import SAMPLE
 
     # A folder may be called "ab12"; beginnings of keys hold nothing but such letters.
     looks_like_key = not set(word) - set("0123456789abcdef")
@@ -233,7 +233,7 @@ def _wanted(
     height: int | None,
     batch: int | None,
 ) -> Wanted:
-    from .api import Choice, sample_choice
+    from .choice import Choice, sample_choice
     from .wanted import wanted
 
     choice = sample_choice(pipeline, Choice(profile=profile))
@@ -293,8 +293,8 @@ def _engines_of(
 
 def _references(dispatcher: Dispatcher, want: Wanted) -> tuple[dict[str, bytes], str]:
     """Returns the recording of a pipeline at this size, or why there is none."""
-    from .api import Choice
     from .check import recorded_request, recording_bytes
+    from .choice import Choice
     from .reference import portable_name
 
     reference = dispatcher.builder(Choice()).tools.reference

@@ -15,7 +15,8 @@ from .show_devices import SCHEMA_VERSION
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .api import Choice, Dispatcher
+    from .api import Dispatcher
+    from .choice import Choice
     from .lora import Lora
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON with a schema_version.")]
@@ -116,7 +117,7 @@ def choice_of(
     """
     from typing import get_args
 
-    from .api import Choice
+    from .choice import Choice
     from .contract import Precision
     from .errors import ConfigError
 

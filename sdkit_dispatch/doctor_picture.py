@@ -71,7 +71,7 @@ def draw(dispatcher: Dispatcher, vendor: str, device: Device, *, pipeline: str) 
     Raises:
         DispatchError: The vendor failed: nothing else serves in its place.
     """
-    from .api import Choice
+    from .choice import Choice
 
     choice = Choice(gpu=device.id, vendor=vendor)
     with dispatcher.workers.limited(LIMIT_S):
@@ -98,7 +98,7 @@ def draw(dispatcher: Dispatcher, vendor: str, device: Device, *, pipeline: str) 
 def _difference(dispatcher: Dispatcher, pipeline: str, answer: GenerateAnswer) -> float | None:
     import numpy as np
 
-    from .api import Choice
+    from .choice import Choice
 
     spec = dispatcher.specs.get(REFERENCE_VENDOR)
     if spec is None or isinstance(dispatcher.workers.environment(spec), Rejection):

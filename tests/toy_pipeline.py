@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from sdkit_dispatch.api import pipeline_folder
+from sdkit_dispatch.choice import pipeline_folder
 
 HIDDEN = 4
 SIDE_PX = 16

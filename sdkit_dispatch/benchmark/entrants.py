@@ -23,7 +23,8 @@ from sdkit_dispatch.wanted import Wanted
 from sdkit_dispatch.worker_client import RemoteSession, Timing, WorkerClient
 
 if TYPE_CHECKING:
-    from sdkit_dispatch.api import Choice, Dispatcher
+    from sdkit_dispatch.api import Dispatcher
+    from sdkit_dispatch.choice import Choice
 
 Use = Literal["components", "images"]
 

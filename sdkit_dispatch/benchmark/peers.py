@@ -35,7 +35,8 @@ from sdkit_dispatch.wanted import Wanted
 from sdkit_dispatch.worker_client import Timing
 
 if TYPE_CHECKING:
-    from sdkit_dispatch.api import Choice, Dispatcher
+    from sdkit_dispatch.api import Dispatcher
+    from sdkit_dispatch.choice import Choice
 
 SCRIPTS = Path(__file__).parents[1] / "peer_scripts"
 LAST_WORDS = 3

@@ -14,7 +14,8 @@ from sdkit_dispatch.pipeline_files import Component, Pipeline
 from sdkit_dispatch.wanted import wanted
 
 if TYPE_CHECKING:
-    from sdkit_dispatch.api import Choice, Dispatcher
+    from sdkit_dispatch.api import Dispatcher
+    from sdkit_dispatch.choice import Choice
 
 COMPONENT = "unet"
 WARM_UP_RUNS = 3
@@ -56,7 +57,7 @@ def quick_benchmark(
     Raises:
         PipelineError: The pipeline cannot be read.
     """
-    from sdkit_dispatch.api import sample_choice
+    from sdkit_dispatch.choice import sample_choice
 
     choice = sample_choice(pipeline, choice)
     read = dispatcher.read(pipeline)

@@ -22,7 +22,8 @@ from sdkit_dispatch.version import __version__
 from sdkit_dispatch.wanted import Wanted, wanted
 
 if TYPE_CHECKING:
-    from sdkit_dispatch.api import Choice, Dispatcher
+    from sdkit_dispatch.api import Dispatcher
+    from sdkit_dispatch.choice import Choice
 
 ALL = "all"
 MEMORY_PER_WEIGHT = 2.2

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sdkit_dispatch.api import Choice, Dispatcher
+from sdkit_dispatch.api import Dispatcher
 from sdkit_dispatch.benchmark.apply import order_from_report
 from sdkit_dispatch.benchmark.charts import component_chart, rate_chart, ratio_chart, rounds_chart
 from sdkit_dispatch.benchmark.compare import compare_reports, read_report
@@ -32,6 +32,7 @@ from sdkit_dispatch.benchmark.run import (
 )
 from sdkit_dispatch.benchmark.statistics import Ratio
 from sdkit_dispatch.benchmark.suites import SUITES, suite_named
+from sdkit_dispatch.choice import Choice
 from sdkit_dispatch.config import Config
 from sdkit_dispatch.contract import Device, Plan
 from sdkit_dispatch.errors import ConfigError, PipelineError

@@ -13,9 +13,10 @@ import numpy as np
 import onnx
 import pytest
 
-from sdkit_dispatch.api import Choice, Dispatcher
+from sdkit_dispatch.api import Dispatcher
 from sdkit_dispatch.build_slots import build_slot
 from sdkit_dispatch.cache import MANIFEST, EngineStore
+from sdkit_dispatch.choice import Choice
 from sdkit_dispatch.contract import Device, no_report
 from sdkit_dispatch.deep_check import check_deeply
 from sdkit_dispatch.errors import CacheError, CancelledByUser, CompileError, NoVendorError

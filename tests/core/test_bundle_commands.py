@@ -8,8 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from bundle_examples import REQUEST, publish, tree
-from sdkit_dispatch.api import Choice, Dispatcher
+from sdkit_dispatch.api import Dispatcher
 from sdkit_dispatch.cache import EngineStore
+from sdkit_dispatch.choice import Choice
 from sdkit_dispatch.cli import app
 from sdkit_dispatch.errors import CacheError, ConfigError
 from sdkit_dispatch.wanted import wanted

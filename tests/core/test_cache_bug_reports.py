@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 from sdkit_dispatch.__main__ import main
-from sdkit_dispatch.api import Choice, Dispatcher
+from sdkit_dispatch.api import Dispatcher
 from sdkit_dispatch.cache import MANIFEST, EngineStore, Verdict, new_manifest
+from sdkit_dispatch.choice import Choice
 from sdkit_dispatch.contract import BuildRequest, Progress, Rejection, no_report
 from sdkit_dispatch.errors import CacheError, CancelledByUser, NumericError
 from sdkit_null import SPEC

@@ -11,7 +11,8 @@ import pytest
 
 from sdkit_dispatch import api
 from sdkit_dispatch.__main__ import main
-from sdkit_dispatch.api import Choice, Dispatcher
+from sdkit_dispatch.api import Dispatcher
+from sdkit_dispatch.choice import Choice
 from sdkit_dispatch.contract import no_report
 from sdkit_dispatch.pipeline_files import read_pipeline
 from sdkit_dispatch.store_explain import explain

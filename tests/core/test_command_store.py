@@ -135,7 +135,8 @@ def test_a_shared_engine_is_listed_and_not_removed(home, tmp_path, monkeypatch, 
 
 def test_every_step_and_what_ran_are_in_the_png(tmp_path, monkeypatch):
     """The first way fails, the second one serves: the file itself says so."""
-    from sdkit_dispatch.api import Choice, Dispatcher
+    from sdkit_dispatch.api import Dispatcher
+    from sdkit_dispatch.choice import Choice
 
     pipeline = make_toy_pipeline(tmp_path / "pipeline")
     with Dispatcher(home=tmp_path / "home") as dispatcher:

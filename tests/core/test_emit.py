@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from sdkit_dispatch.api import Choice, Dispatcher
+from sdkit_dispatch.api import Dispatcher
+from sdkit_dispatch.choice import Choice
 from sdkit_dispatch.errors import ConfigError
 from toy_pipeline import make_toy_pipeline
 

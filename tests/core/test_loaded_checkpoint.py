@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 import sdkit_dispatch.api as api
 from checkpoint_files import entry, safetensors_bytes
 from fake_pipeline import SPEC
-from sdkit_dispatch.api import Choice, Dispatcher
+from sdkit_dispatch.api import Dispatcher
+from sdkit_dispatch.choice import Choice
 from sdkit_dispatch.cli import app
 from sdkit_dispatch.config import Config
 from sdkit_dispatch.contract import Device

@@ -10,7 +10,8 @@ import onnx
 import pytest
 from PIL import Image
 
-from sdkit_dispatch.api import Choice, Dispatcher
+from sdkit_dispatch.api import Dispatcher
+from sdkit_dispatch.choice import Choice
 from sdkit_dispatch.contract import Rejection
 from sdkit_dispatch.errors import CompileError, ConfigError, WorkerError
 from sdkit_dispatch.loaded_pipeline import require_writable

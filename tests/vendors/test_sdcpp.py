@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sdkit_dispatch.api import Choice, Dispatcher
+from sdkit_dispatch.api import Dispatcher
+from sdkit_dispatch.choice import Choice
 from sdkit_dispatch.config import Config
 from sdkit_dispatch.contract import SCHEDULERS, Device, GenerateRequest, Rejection, no_report
 from sdkit_dispatch.diffusion.noise import MAX_SEED
