@@ -330,7 +330,11 @@ class EngineStore:
         """Removes what killed processes left: folders in `tmp`, files half written; how many."""
         import filelock
 
-        removed = sum(sweep_partials(place) for place in (self.home / "references", self.memo))
+        noted = ("locks", "failures", "references", self.memo.name)
+        removed = sum(sweep_partials(self.home / name) for name in noted)
+        # What is below these is large, and holds no notes.
+        for place in (self.home, engines_folder(self.home)):
+            removed += sweep_partials(place, is_deep=False)
         for leftover in list(self._tmp.glob("*-*")):
             key = leftover.name.partition("-")[0]
             lock = filelock.FileLock(self.locks / f"{key}.lock")

@@ -33,13 +33,13 @@ def write_whole(path: Path, data: bytes) -> None:
         raise
 
 
-def sweep_partials(folder: Path) -> int:
-    """Removes what killed writers left below a folder; returns how many files.
+def sweep_partials(folder: Path, *, is_deep: bool = True) -> int:
+    """Removes what killed writers left in a folder, or below it; returns how many files.
 
     A younger one may still be written to: nothing takes longer than `PARTIAL_S`.
     """
     removed = 0
-    for partial in list(folder.rglob("*.tmp")):
+    for partial in list(folder.rglob("*.tmp") if is_deep else folder.glob("*.tmp")):
         with suppress(OSError):
             if time.time() - partial.stat().st_mtime > PARTIAL_S:
                 partial.unlink()

@@ -310,6 +310,29 @@ def test_what_a_killed_builder_left_is_removed_and_its_lock_is_free(store, sweep
     assert not leftover.exists()
 
 
+@pytest.mark.parametrize(
+    "place",
+    [
+        "measured-order.json",
+        "engines/LAYOUT",
+        "locks/build-here-0.json",
+        "failures/note.json",
+        "references/a/b.npz",
+        "scratch/verdicts/ab/note.json",
+    ],
+)
+def test_what_killed_writers_left_is_swept_wherever_notes_are_kept(store, place):
+    path = store.home / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    old, young = path.parent / "tmpold.tmp", path.parent / "tmpyoung.tmp"
+    for partial in (old, young):
+        partial.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    assert store.sweep() == 1
+    assert not old.exists()
+    assert young.exists()
+
+
 def test_sweep_spares_a_running_build(store):
     process = start_builder(store)
     try:
