@@ -32,7 +32,7 @@ class Watch:
     def __init__(self, own_pids: Callable[[], Sequence[int]]) -> None:
         self._own_pids = own_pids
         self._started_s = time.monotonic()
-        self._before: tuple[float, float, dict[int, float]] | None = None
+        self._before: tuple[float, float, float] | None = None
         self.states: list[MachineState] = []
 
     def read(self) -> MachineState:
@@ -56,13 +56,15 @@ class Watch:
         if busy_s is None:
             return None
         now_s = time.monotonic()
-        own = {pid: cpu_s for pid in self._own_pids() if (cpu_s := cpu_seconds(pid)) is not None}
-        own[os.getpid()] = time.process_time()
-        before, self._before = self._before, (now_s, busy_s, own)
+        # Who does not fit beside the others in memory is ended after each turn: a child by then.
+        ended = os.times()
+        own_s = time.process_time() + ended.children_user + ended.children_system
+        own_s += sum(cpu_seconds(pid) or 0.0 for pid in self._own_pids())
+        before, self._before = self._before, (now_s, busy_s, own_s)
         if before is None or now_s - before[0] < 0.2:  # ticks are 10 ms: too few to judge
             return None
-        ours_s = sum(cpu_s - before[2].get(pid, 0.0) for pid, cpu_s in own.items())
-        return round(max(0.0, (busy_s - before[1] - ours_s) / (now_s - before[0])), 3)
+        others_s = (busy_s - before[1]) - (own_s - before[2])
+        return round(max(0.0, others_s / (now_s - before[0])), 3)
 
 
 def remarks_on(states: Sequence[MachineState], processors: int) -> list[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from sdkit_dispatch.api import Dispatcher
+from sdkit_dispatch.benchmark import machine
 from sdkit_dispatch.benchmark.apply import order_from_report
 from sdkit_dispatch.benchmark.charts import component_chart, rate_chart, ratio_chart, rounds_chart
 from sdkit_dispatch.benchmark.compare import compare_reports, read_report
@@ -390,6 +391,27 @@ def test_work_of_others_is_told_from_our_own():
         busy.kill()
         busy.wait()
     assert with_it - without_it > 0.1 / elapsed_s
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="CPU times of others are read as Linux has them"
+)
+def test_work_of_a_process_of_ours_that_has_ended_is_not_that_of_others(monkeypatch):
+    def alone() -> float:  # a machine on which nobody else works
+        times = os.times()
+        return 100 + sum(times[:4])
+
+    monkeypatch.setattr(machine, "_busy_s", alone)
+    watch = Watch(list)
+    watch.read()
+    begun_s = time.monotonic()
+    burn = "import time\nwhile time.process_time() < 0.3: pass"
+    subprocess.run([sys.executable, "-c", burn], check=True)
+    while time.monotonic() - begun_s < 0.25:
+        sum(range(1000))
+    others_cpu = watch.read().others_cpu
+    assert others_cpu is not None
+    assert others_cpu < 0.1
 
 
 def plan_of(vendor: str, device: Device = CPU, **values) -> Plan:
