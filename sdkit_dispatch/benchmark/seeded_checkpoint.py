@@ -9,7 +9,6 @@ import json
 import lzma
 import math
 import os
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from sdkit_dispatch.benchmark.seeded_pipeline import REVISION, SPARE_BYTES, SUITES
+from sdkit_dispatch.benchmark.seeded_pipeline import REVISION, SUITES, require_room, uniform
 from sdkit_dispatch.contract import Progress, Report
 from sdkit_dispatch.errors import ConfigError
 
@@ -70,19 +69,19 @@ def _write(place: Path, name: str, report: Report) -> None:
     for left in place.parent.glob(f".{name}-*.part"):  # by a writer that was killed
         left.unlink()
     size_bytes = checkpoint_bytes(name)
-    free_bytes = shutil.disk_usage(place.parent).free
-    if free_bytes < size_bytes + SPARE_BYTES:
-        raise ConfigError(
-            f"the checkpoint of the suite '{name}' takes {size_bytes / 1e9:.1f} GB in '{place}', "
-            f"and {free_bytes / 1e9:.1f} GB are free there",
-            "free some, or give a checkpoint of the same network: --checkpoint FILE.safetensors",
-        )
+    require_room(
+        place,
+        size_bytes,
+        what=f"the checkpoint of the suite '{name}' takes {size_bytes / 1e9:.1f} GB",
+        instead="give a checkpoint of the same network: --checkpoint FILE.safetensors",
+    )
     handle, part = tempfile.mkstemp(dir=place.parent, prefix=f".{name}-", suffix=".part")
     phase = f"write the checkpoint of suite {name}, {size_bytes / 1e9:.1f} GB of seeded weights"
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(_header(_rows(name)))
-            for index, row in enumerate(_rows(name)):
+            rows = _rows(name)
+            file.write(_header(rows))
+            for index, row in enumerate(rows):
                 report(Progress(phase=phase, fraction=min(1.0, file.tell() / size_bytes)))
                 file.write(_drawn(row, seed=[REVISION, index]).data)
         os.replace(part, place)
@@ -112,7 +111,4 @@ def _drawn(row: Row, *, seed: list[int]) -> Any:  # Any: numpy.ndarray
     _, shape, bound = row
     if bound in (0, 1):
         return np.full(shape, bound, np.float16)
-    values = np.random.default_rng(seed).random(tuple(shape), np.float32)
-    values *= np.float32(2 * bound)
-    values -= np.float32(bound)
-    return values.astype(np.float16)
+    return uniform(tuple(shape), bound, dtype=np.float16, seed=seed)

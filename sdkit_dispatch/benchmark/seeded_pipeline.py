@@ -95,6 +95,30 @@ def weights_bytes(graph: onnx.ModelProto) -> int:
     return max((place["offset"] + place["length"] for _, place in _missing(graph)), default=0)
 
 
+def uniform(
+    shape: tuple[int, ...], bound: float, *, dtype: Any, seed: list[int]
+) -> Any:  # Any: numpy.dtype, and numpy.ndarray
+    """Returns numbers between -`bound` and `bound`, drawn in float32: the same for every type."""
+    values = np.random.default_rng(seed).random(shape, np.float32)
+    values *= np.float32(2 * bound)
+    values -= np.float32(bound)
+    return values.astype(dtype, copy=False)
+
+
+def require_room(place: Path, size_bytes: int, *, what: str, instead: str) -> None:
+    """Refuses to fill a disk.
+
+    Raises:
+        ConfigError: Less than `size_bytes` and a reserve are free beside `place`.
+    """
+    free_bytes = shutil.disk_usage(place.parent).free
+    if free_bytes < size_bytes + SPARE_BYTES:
+        raise ConfigError(
+            f"{what} in '{place}', and {free_bytes / 1e9:.1f} GB are free there",
+            f"free some, or {instead}",
+        )
+
+
 def _place(home: Path, name: str) -> Path:
     return home / "suites" / name
 
@@ -106,13 +130,12 @@ def _fill(place: Path, name: str, family: str, report: Report) -> None:
     # What is damaged, of other graphs, or was left by a fill that was killed: room is needed.
     for old in [place, *place.parent.glob(f".{name}-*")]:
         shutil.rmtree(old, ignore_errors=True)
-    free_bytes = shutil.disk_usage(place.parent).free
-    if free_bytes < size_bytes + SPARE_BYTES:
-        raise ConfigError(
-            f"the suite '{name}' draws with {size_bytes / 1e9:.1f} GB of weights of its own in "
-            f"'{place}', and {free_bytes / 1e9:.1f} GB are free there",
-            f"free some, or measure an exported pipeline: bench FOLDER --suite {name}",
-        )
+    require_room(
+        place,
+        size_bytes,
+        what=f"the suite '{name}' draws with {size_bytes / 1e9:.1f} GB of weights of its own",
+        instead=f"measure an exported pipeline: bench FOLDER --suite {name}",
+    )
     with whole_folder(place, mark=SEAL, may_replace=True) as folder:
         _write_settings(folder, name, family)
         done_bytes = 0
@@ -159,13 +182,10 @@ def _drawn(tensor: onnx.TensorProto, *, seed: list[int]) -> Any:  # Any: numpy.n
 
     (note,) = tensor.metadata_props
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    shape, bound = tuple(tensor.dims), np.float32(note.value)
+    shape, bound = tuple(tensor.dims), float(note.value)
     if note.key == "value":
         return np.full(shape, bound, dtype)
-    values = np.random.default_rng(seed).random(shape, np.float32)
-    values *= 2 * bound
-    values -= bound
-    return values.astype(dtype, copy=False)
+    return uniform(shape, bound, dtype=dtype, seed=seed)
 
 
 def _write_settings(folder: Path, name: str, family: str) -> None:

@@ -19,40 +19,12 @@ import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from transformers import CLIPTextConfig, CLIPTextModel
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+
+from networks import TEXT, UNET, VAE
+
 SEED = 15
 LATENT = (1, 4, 64, 64)
-UNET = {
-    "sample_size": 64,
-    "in_channels": 4,
-    "out_channels": 4,
-    "block_out_channels": (320, 640, 1280, 1280),
-    "layers_per_block": 2,
-    "cross_attention_dim": 768,
-    "attention_head_dim": 8,
-    "down_block_types": (*("CrossAttnDownBlock2D",) * 3, "DownBlock2D"),
-    "up_block_types": ("UpBlock2D", *("CrossAttnUpBlock2D",) * 3),
-}
-VAE = {
-    "in_channels": 3,
-    "out_channels": 3,
-    "latent_channels": 4,
-    "block_out_channels": (128, 256, 512, 512),
-    "layers_per_block": 2,
-    "down_block_types": ("DownEncoderBlock2D",) * 4,
-    "up_block_types": ("UpDecoderBlock2D",) * 4,
-    "sample_size": 512,
-}
-TEXT = {
-    "vocab_size": 49408,
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "projection_dim": 768,
-    "bos_token_id": 49406,
-    "eos_token_id": 49407,
-    "pad_token_id": 49407,
-}
 
 
 class Call(torch.nn.Module):
@@ -100,9 +72,9 @@ def write_settings(out: Path) -> None:
     """Writes config.json of every component; tokenizer and scheduler are those of the sample."""
     sample = Path(__file__).parents[2] / "sdkit_dispatch" / "_data" / "sample" / "digits-sd"
     configs = {
-        "text_encoder": {**TEXT, "max_position_embeddings": 77},
+        "text_encoder": TEXT,
         "unet": {**UNET, "_class_name": "UNet2DConditionModel"},
-        "vae_decoder": {**VAE, "_class_name": "AutoencoderKL", "scaling_factor": 0.18215},
+        "vae_decoder": {**VAE, "_class_name": "AutoencoderKL"},
     }
     for name, config in configs.items():
         (out / name).mkdir(parents=True, exist_ok=True)

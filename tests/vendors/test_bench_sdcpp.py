@@ -4,7 +4,6 @@ import importlib.util
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from sdkit_dispatch.benchmark.peers import SCRIPTS, PeerProcess
@@ -45,15 +44,6 @@ def start(tmp_path_factory):
         return PeerProcess("stable-diffusion.cpp", Path(sys.executable), SCRIPT, job)
 
     return start
-
-
-@pytest.fixture(scope="module")
-def blank(tmp_path_factory):
-    path = tmp_path_factory.mktemp("blank") / "blank.safetensors"
-    bias = np.array([1, -1, 0])
-    seeded_checkpoint.write_blank(path, {"first_stage_model.decoder.conv_out.bias": bias})
-    yield path
-    path.unlink()
 
 
 def test_steps_decodings_and_images_are_timed_each_by_itself(start, blank):

@@ -57,16 +57,6 @@ def dispatcher(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def blank(tmp_path_factory):
-    """A checkpoint of 2 GB of zeros, most of them holes in the file."""
-    path = tmp_path_factory.mktemp("blank") / "blank.safetensors"
-    bias = np.array([1, -1, 0])
-    seeded_checkpoint.write_blank(path, {"first_stage_model.decoder.conv_out.bias": bias})
-    yield path
-    path.unlink()
-
-
-@pytest.fixture(scope="module")
 def drawn(dispatcher, blank):
     """The answer, and the progress on the way to it."""
     seen = []
