@@ -1,4 +1,4 @@
-"""Other weights for an engine that was built with `refit`: seconds instead of a build.
+"""Other weights for an engine that was built with `refit`: no second build.
 
 Not run on hardware yet; tests show it with a stub. TensorRT's own notes (11.3) say that such an
 engine may drop the bias of a matrix product: like every engine, it is checked before it is used.
@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 def refitted(
     trt: Runtime,
     prepared: Prepared,
+    *,
     request: BuildRequest,
     siblings: Sequence[Engine],
     out: Path,

@@ -189,12 +189,9 @@ class RtxAdapter:
         workshop.mkdir()
         try:
             prepared = prepare(blueprint, workshop, report)
-            if options.refit and not device.is_absent:
-                card = find_card(device, cuda_major=cuda_major())
-                note = (
-                    None
-                    if isinstance(card, Problem)
-                    else refitted(trt, prepared, request, siblings, out, report)
+            if options.refit and _is_here(device):
+                note = refitted(
+                    trt, prepared, request=request, siblings=siblings, out=out, report=report
                 )
                 if note is not None:
                     _check_plan(out / PLAN_FILE, request)
@@ -279,6 +276,12 @@ def cuda_major() -> int:
             continue
         return major
     return 13
+
+
+def _is_here(device: Device) -> bool:
+    if device.is_absent:
+        return False
+    return not isinstance(find_card(device, cuda_major=cuda_major()), Problem)
 
 
 def _rejection(device: Device, code: str, reason: str, hint: str = "") -> Rejection:

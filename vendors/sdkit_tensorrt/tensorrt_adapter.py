@@ -156,12 +156,13 @@ class TensorRtAdapter:
         workshop.mkdir()
         try:
             prepared = prepare(blueprint, workshop, report)
-            note = (
-                refitted(trt, prepared, request, siblings, out, report) if options.refit else None
-            )
-            if note is not None:
-                write_note(out, note)
-                return
+            if options.refit:
+                note = refitted(
+                    trt, prepared, request=request, siblings=siblings, out=out, report=report
+                )
+                if note is not None:
+                    write_note(out, note)
+                    return
             built = build_plan(trt, prepared, report, configure=configure)
         finally:
             shutil.rmtree(workshop)

@@ -50,7 +50,7 @@ class Choices:
     block_bytes: int = 64 << 20
     has_winograd: bool = True
 
-    def block_rows(self, rows: int, row_bytes: int, input_bytes: int) -> int:
+    def block_rows(self, rows: int, *, row_bytes: int, input_bytes: int) -> int:
         """Returns how many rows of a picture a convolution takes at a time.
 
         As many blocks serve a large picture as a smaller one: each costs its operations.

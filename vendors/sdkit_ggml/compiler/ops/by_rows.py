@@ -105,7 +105,8 @@ def by_rows(low: Lowering, x: Value, kernel: Filter, kind: str) -> Value:
     taps = [low.weight(kernel.weights, form, kind, (kw * c, oc)) for form in forms]
     x = with_planes(low, x)
     row_cost = wide * (2 * c * row_bytes(kind, 1) + 3 * oc * 4)
-    block = max(2, low.choices.block_rows(out_h, row_cost, n * c * h * w * 4) // 2 * 2)
+    block = low.choices.block_rows(out_h, row_bytes=row_cost, input_bytes=n * c * h * w * 4)
+    block = max(2, block // 2 * 2)
     count = -(-out_h // block)
     block = -(-out_h // count)
     block += block % 2 if count > 1 else 0

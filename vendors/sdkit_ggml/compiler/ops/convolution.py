@@ -142,7 +142,7 @@ def _by_columns(low: Lowering, x: Value, kernel: Filter, kind: str) -> Value:
     out_h = (h + top + bottom - d1 * (kh - 1) - 1) // s1 + 1
     out_w = (w + left + right - d0 * (kw - 1) - 1) // s0 + 1
     row_cost = n * out_w * (inner * row_bytes(kind, 1) + oc * 4)
-    block = low.choices.block_rows(out_h, row_cost, n * c * h * w * 4)
+    block = low.choices.block_rows(out_h, row_bytes=row_cost, input_bytes=n * c * h * w * 4)
     block = -(-out_h // -(-out_h // block))
     if top != bottom or left != right or block < out_h:
         x = padded(low, x, ((0, 0), (0, 0), *kernel.pads))
