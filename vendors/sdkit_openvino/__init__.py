@@ -7,7 +7,7 @@ SPEC = VendorSpec(
     extra="openvino",
     adapter="sdkit_openvino.adapter:OpenVinoAdapter",
     device_kinds=("cpu", "integrated", "discrete", "npu"),
-    revision=1,
+    revision=2,
     rank=10,
     # Of GPUs and NPUs; the processor is on no PCI bus, and OpenVINO runs on AMD's and Arm's too.
     pci_vendors=("8086",),

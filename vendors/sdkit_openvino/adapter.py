@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from onnx import ModelProto
@@ -56,6 +56,7 @@ from sdkit_openvino.mapped_weights import (
 )
 from sdkit_openvino.runtime import RUNTIME, ov, words_of
 from sdkit_openvino.session import OpenVinoSession
+from sdkit_openvino.winograd import has_use_for_winograd, use_winograd
 
 # Best first. A GPU's and an NPU's speed is in half precision; on a processor it would be a loss of
 # accuracy that nobody asked for.
@@ -78,9 +79,13 @@ class OpenVinoOptions:
         map_weights: Leave the weights in the ONNX pipeline's own external file and map it at load,
             where that works (a processor, and all external weights in one file): an engine of a
             few megabytes instead of gigabytes, which needs the pipeline folder to stay.
+        winograd: Which 3x3 convolutions of a processor of Intel's or AMD's take half the
+            multiplications, from kernels twice as large that are in the engine: "auto" those of
+            many channels and pixels, "all" or "none". No other precision than fp32 takes it.
     """
 
     map_weights: bool = True
+    winograd: Literal["auto", "all", "none"] = "auto"
 
 
 class OpenVinoAdapter:
@@ -166,12 +171,18 @@ class OpenVinoAdapter:
             model.reshape({key: list(shape) for key, shape in request.shapes.items()})
             inputs = specs_of([value.name for value in free_inputs(graph.graph)], model.inputs)
             outputs = specs_of([value.name for value in graph.graph.output], model.outputs)
+            # Half precision has no digits to spare for it, and GPUs have their own.
+            is_for_it = family == "CPU" and request.precision == "fp32" and has_use_for_winograd()
+            rewritten = 0
+            if is_for_it and options.winograd != "none":
+                rewritten = use_winograd(model, everywhere=options.winograd == "all")
         weights = mapped_location(external_locations(graph), family) if options.map_weights else ""
         note = EngineNote(
             inputs=inputs,
             outputs=outputs,
             weights=weights,
             weights_bytes=(onnx.parent / weights).stat().st_size if weights else 0,
+            winograd=rewritten,
         )
         report(Progress(phase=f"compile {request.component}"))
         properties = properties_for(request.precision, family, threads=None)
@@ -209,6 +220,7 @@ class OpenVinoAdapter:
             full_name = property_text(self._open_core(), name, "FULL_DEVICE_NAME")
             facts = facts_of(compiled, full_name)
             facts["weights"] = "mapped" if note.weights else "in the engine"
+            facts["winograd"] = str(note.winograd)
             session = OpenVinoSession(compiled, note.inputs, note.outputs, facts, blob)
         except Exception as error:  # a damaged file was seen to raise UnicodeDecodeError too
             raise CacheError(

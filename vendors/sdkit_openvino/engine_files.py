@@ -21,12 +21,14 @@ class EngineNote:
         weights: External file, relative to the folder of the ONNX file, that holds the weights of
             an engine that maps them; empty if the engine holds its weights.
         weights_bytes: Its size.
+        winograd: How many convolutions are computed with fewer multiplications.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     weights: str = ""
     weights_bytes: int = 0
+    winograd: int = 0
 
 
 def write_note(folder: Path, note: EngineNote) -> None:
