@@ -68,7 +68,7 @@ class _Convolution:
 
     Attributes:
         source: What is convolved, N x C x H x W.
-        weights: K x C x 3 x 3.
+        weights: A constant, K x C x 3 x 3.
         above, below: Rows of zeros that it adds.
         sides: Columns of zeros that it adds on the left and on the right.
         shape: Of the result, N x K x H x W.
@@ -76,7 +76,7 @@ class _Convolution:
 
     node: ov.Node
     source: ov.Output
-    weights: np.ndarray[Any, np.dtype[np.float32]]
+    weights: ov.Node
     above: int
     below: int
     sides: tuple[int, int]
@@ -86,7 +86,7 @@ class _Convolution:
     def is_worth_while(self) -> bool:
         batch, _, height, width = self.shape
         columns = batch * -(-height // _ROWS) * width
-        return min(self.weights.shape[:2]) >= CHANNELS and columns >= COLUMNS
+        return min(tuple(self.weights.shape)[:2]) >= CHANNELS and columns >= COLUMNS
 
 
 def has_use_for_winograd() -> bool:
@@ -133,7 +133,7 @@ def _convolution(node: ov.Node) -> _Convolution | None:
     return _Convolution(
         node=node,
         source=source,
-        weights=weights.data.astype(np.float32, copy=False),
+        weights=weights,
         above=above,
         below=below,
         sides=(left, right),
@@ -161,10 +161,11 @@ def _rewritten(one: _Convolution) -> ov.Output:
         ops.slice(padded, _integers(at), _integers(at + last), _integers(_ROWS), _integers(2))
         for at in range(_SUMS)
     ]
+    weights = one.weights.data.astype(np.float32, copy=False)
     products = [
         ops.convolution(
             _sum(_FROM_INPUT[at], rows),
-            ops.constant(_kernel(one.weights, _FROM_WEIGHTS[at])),
+            ops.constant(_kernel(weights, _FROM_WEIGHTS[at])),
             [1, 1],
             [0, one.sides[0]],
             [0, one.sides[1]],
@@ -198,17 +199,15 @@ def _kernel(
 def _sum(factors: Sequence[int], values: Sequence[ov.Node]) -> ov.Node:
     """Returns the sum of the values, each times its factor."""
     ops = ov.opset8
-    total: ov.Node | None = None
-    for factor, value in zip(factors, values, strict=True):
-        if not factor:
-            continue
+    (first, total), *others = [
+        (factor, value) for factor, value in zip(factors, values, strict=True) if factor
+    ]
+    if first != 1:
+        total = ops.multiply(total, ops.constant(np.float32(first)))
+    for factor, value in others:
         size = abs(factor)
         term = value if size == 1 else ops.multiply(value, ops.constant(np.float32(size)))
-        if total is None:
-            total = term if factor > 0 else ops.multiply(term, ops.constant(np.float32(-1)))
-        else:
-            total = ops.add(total, term) if factor > 0 else ops.subtract(total, term)
-    assert total is not None, "a row of factors is not all zeros"
+        total = ops.add(total, term) if factor > 0 else ops.subtract(total, term)
     return total
 
 
