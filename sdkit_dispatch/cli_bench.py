@@ -108,6 +108,7 @@ def bench_run(
     as_json: Json = False,
 ) -> None:
     """Measure vendors, their bare runtimes and peers in turns."""
+    from .benchmark.leftovers import benchmark_files_in_use
     from .benchmark.run import Benchmark, Options, parse_names, parse_numbers, parse_sizes
     from .benchmark.suites import suite_named
     from .errors import ConfigError
@@ -125,7 +126,10 @@ def bench_run(
     # What failed here before may work today: a benchmark finds out.
     choice = choice_of(gpu, None, precision, profile, retry=True)
     is_quiet = quiet or as_json
-    with dispatcher_of(context, install=install, is_quiet=is_quiet, threads=threads) as dispatcher:
+    with (
+        dispatcher_of(context, install=install, is_quiet=is_quiet, threads=threads) as dispatcher,
+        benchmark_files_in_use(dispatcher.home),
+    ):
         if apply and forget:
             from .measured_order import forget_order
 
@@ -215,6 +219,38 @@ def bench_compare(
         print(f"only in A: {name}")
     for name in comparison.only_b:
         print(f"only in B: {name}")
+
+
+@bench_app.command("clean", epilog="Example: sdkit-dispatch bench clean --dry-run")
+def bench_clean(
+    context: typer.Context,
+    environments: Annotated[
+        bool, typer.Option("--environments", help="The peers' environments too.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be removed.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove seeded pipelines and what peers made; engines stay, for `cache prune`."""
+    from .benchmark.leftovers import leftovers, remove_leftovers
+    from .contract import record_to_json
+
+    with dispatcher_of(context, install=False, is_quiet=as_json) as dispatcher:
+        rows = leftovers(dispatcher.home, environments=environments)
+        if not dry_run:
+            rows = remove_leftovers(dispatcher.home, rows, report=dispatcher.report)
+    freed_bytes = sum(row.size_bytes for row in rows if not row.kept)
+    if as_json:
+        document = [record_to_json(row) for row in rows]
+        print_json({"dry_run": dry_run, "files": document, "freed_bytes": freed_bytes})
+    else:
+        for row in rows:
+            kept = f"; it stays: {row.kept}" if row.kept else ""
+            print(f"{row.size_bytes / 1e6:12.1f} MB  {row.what:<12} {row.name}{kept}")
+        verb = "would be freed" if dry_run else "freed"
+        print(f"{freed_bytes / 1e6:12.1f} MB  {verb}")
+    raise typer.Exit(4 if any(row.kept for row in rows) else 0)
 
 
 def _default_pipeline(dispatcher: Dispatcher, suite: Suite | None) -> str:

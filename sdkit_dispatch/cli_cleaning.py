@@ -29,7 +29,7 @@ def cache_du(context: typer.Context, as_json: Json = False) -> None:
         merged = usage(merged_entries(dispatcher.store))
         other = {
             name: folder_bytes(home / name)
-            for name in ("references", "scratch", "tmp", "env")
+            for name in ("references", "scratch", "suites", "tmp", "env")
             if (home / name).is_dir()
         }
     total_bytes = sum(row.own_bytes for row in rows)

@@ -12,7 +12,7 @@ import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,11 @@ class Hold:
 
 def hold_engine(folder: Path) -> Hold | None:
     """Marks an engine as in use; None if there is none, or it is being removed right now."""
-    path = folder / MANIFEST
+    return hold_file(folder / MANIFEST)
+
+
+def hold_file(path: Path) -> Hold | None:
+    """Marks what a file stands for as in use; None if it is not there, or is being removed."""
     try:
         descriptor = os.open(path, READ)
     except OSError:
@@ -54,12 +58,17 @@ def hold_engine(folder: Path) -> Hold | None:
     return None
 
 
-@contextmanager
-def unused_engine(folder: Path) -> Iterator[bool]:
+def unused_engine(folder: Path) -> AbstractContextManager[bool]:
     """Gives True if nobody uses an engine, and keeps it so; False if somebody may."""
+    return unused_file(folder / MANIFEST)
+
+
+@contextmanager
+def unused_file(path: Path) -> Iterator[bool]:
+    """Gives True if nobody uses what a file stands for, and keeps it so; False if somebody may."""
     try:
-        descriptor = os.open(folder / MANIFEST, READ)
-    except OSError:  # damaged: nobody can use it
+        descriptor = os.open(path, READ)
+    except OSError:  # not there or damaged: nobody can use it
         yield True
         return
     try:

@@ -201,6 +201,11 @@ def takes_checkpoint(dispatcher: Dispatcher, names: Sequence[str]) -> bool:
     return any(isinstance(_environment(dispatcher, peer), Environment) for peer in peers)
 
 
+def peer_files(home: Path) -> Path:
+    """Returns where peers keep what they make of pipelines."""
+    return home / "scratch" / "peers"
+
+
 def install_peers(dispatcher: Dispatcher, names: Sequence[str]) -> None:
     """Makes the environments of peers that have none.
 
@@ -270,7 +275,7 @@ class PeerEntrant:
         self.row = Row(name=self.peer.name, kind="peer", device="cpu")
         digest = self.want.digests["unet"]
         where = f"{digest[0][:12]}{digest[1][:12]}"
-        self._work = self.dispatcher.store.memo / "peers" / self.peer.name / where
+        self._work = peer_files(self.dispatcher.home) / self.peer.name / where
 
     def prepare(self) -> None:
         self._work.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from sdkit_dispatch.benchmark.seeded_pipeline import REVISION, SUITES, require_room, uniform
+from sdkit_dispatch.benchmark.seeded_pipeline import (
+    REVISION,
+    SUITES,
+    require_room,
+    suites_folder,
+    uniform,
+)
 from sdkit_dispatch.contract import Progress, Report
 from sdkit_dispatch.errors import ConfigError
 
@@ -34,7 +40,7 @@ def has_checkpoint(name: str) -> bool:
 
 def checkpoint_place(name: str, home: Path) -> Path:
     """Returns where a suite's checkpoint lies, or would lie."""
-    return home / "suites" / f"{name}-{REVISION}.safetensors"
+    return suites_folder(home) / f"{name}-{REVISION}.safetensors"
 
 
 def checkpoint_bytes(name: str) -> int:

@@ -119,8 +119,13 @@ def require_room(place: Path, size_bytes: int, *, what: str, instead: str) -> No
         )
 
 
+def suites_folder(home: Path) -> Path:
+    """Returns where the suites' own pipelines and checkpoints lie."""
+    return home / "suites"
+
+
 def _place(home: Path, name: str) -> Path:
-    return home / "suites" / name
+    return suites_folder(home) / name
 
 
 def _fill(place: Path, name: str, family: str, report: Report) -> None:

@@ -1,0 +1,139 @@
+"""What benchmarks leave in a home: gigabytes that belong to no engine.
+
+<home>/suites/                  seeded pipelines, and checkpoints of the same networks
+<home>/scratch/peers/           what peers made of a pipeline
+<home>/env/peer-<name>/         their environments, shared with no vendor
+<home>/scratch/benchmark.lock   held by every benchmark while it runs
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sdkit_dispatch.benchmark.peers import PEERS, peer_files
+from sdkit_dispatch.benchmark.seeded_pipeline import suites_folder
+from sdkit_dispatch.contract import Report
+from sdkit_dispatch.env import remove
+from sdkit_dispatch.env.environment import vendor_folder
+from sdkit_dispatch.errors import ConfigError, VendorEnvError
+from sdkit_dispatch.store_cleaning import folder_bytes
+from sdkit_dispatch.store_use import hold_file, unused_file
+
+LOCKS = ".lock"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leftover:
+    """Files of one kind.
+
+    Attributes:
+        what: "suite", "peer" or "environment".
+        name: Of the file, the folder, or the peer.
+        size_bytes: What they take on the disk.
+        kept: Why they stay nevertheless; empty if they go.
+    """
+
+    what: str
+    name: str
+    path: Path
+    size_bytes: int
+    kept: str = ""
+
+
+@contextmanager
+def benchmark_files_in_use(home: Path) -> Iterator[None]:
+    """Keeps others from removing them. In a home that cannot be written nobody removes any."""
+    place = _lock(home)
+    with suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
+    hold = hold_file(place)
+    try:
+        yield
+    finally:
+        if hold is not None:
+            hold.close()
+
+
+def leftovers(home: Path, *, environments: bool) -> list[Leftover]:
+    """Returns what there is, the largest first.
+
+    Args:
+        home: Where it lies.
+        environments: Also the peers' environments.
+    """
+    found = [
+        ("suite", path.name, path) for path in _inside(suites_folder(home)) if path.suffix != LOCKS
+    ]
+    found += [("peer", path.name, path) for path in _inside(peer_files(home))]
+    if environments:
+        names = sorted({peer.vendor.name for peer in PEERS.values()})
+        folders = [(name, vendor_folder(name, home)) for name in names]
+        found += [("environment", name, path) for name, path in folders if path.is_dir()]
+    rows = [
+        Leftover(what=what, name=name, path=path, size_bytes=_bytes(path))
+        for what, name, path in found
+    ]
+    return sorted(rows, key=lambda row: (-row.size_bytes, row.what, row.name))
+
+
+def remove_leftovers(home: Path, rows: list[Leftover], *, report: Report) -> list[Leftover]:
+    """Removes them; what cannot be removed says why.
+
+    Raises:
+        ConfigError: A benchmark runs.
+    """
+    with unused_file(_lock(home)) as is_unused:
+        if not is_unused or not _can_be_moved(_lock(home)):
+            raise ConfigError(f"a benchmark is running in '{home}'", "run this again afterwards")
+        return [_removed(home, row, report) for row in rows]
+
+
+def _can_be_moved(lock: Path) -> bool:
+    """False on Windows if another process has it open, which is what a hold is there."""
+    if os.name != "nt":
+        return True
+    try:
+        lock.unlink(missing_ok=True)
+    except PermissionError:
+        return False
+    return True
+
+
+def _removed(home: Path, row: Leftover, report: Report) -> Leftover:
+    try:
+        if row.what == "environment":
+            specs = [peer.vendor for peer in PEERS.values() if peer.vendor.name == row.name]
+            remove(specs[0], home=home, report=report)
+        elif row.path.is_dir() and not row.path.is_symlink():
+            shutil.rmtree(row.path)
+        else:
+            row.path.unlink(missing_ok=True)
+    except VendorEnvError as error:
+        return replace(row, kept=error.message)
+    except OSError as error:
+        return replace(row, kept=error.strerror or str(error))
+    return row
+
+
+def _inside(folder: Path) -> list[Path]:
+    with suppress(OSError):
+        return sorted(folder.iterdir())
+    return []
+
+
+def _bytes(path: Path) -> int:
+    if path.is_dir() and not path.is_symlink():
+        return folder_bytes(path)
+    with suppress(OSError):
+        return path.lstat().st_size
+    return 0
+
+
+def _lock(home: Path) -> Path:
+    return home / "scratch" / "benchmark.lock"
