@@ -34,13 +34,14 @@ class Leftover:
     Attributes:
         what: "suite", "peer" or "environment".
         name: Of the file, the folder, or the peer.
+        path: Where it lies.
         size_bytes: What they take on the disk.
         kept: Why they stay nevertheless; empty if they go.
     """
 
     what: str
     name: str
-    path: Path
+    path: str
     size_bytes: int
     kept: str = ""
 
@@ -76,8 +77,9 @@ def leftovers(home: Path, *, environments: bool) -> list[Leftover]:
         folders = [(name, vendor_folder(name, home)) for name in names]
         found += [("environment", name, path) for name, path in folders if path.is_dir()]
     rows = [
-        Leftover(what=what, name=name, path=path, size_bytes=_bytes(path))
+        Leftover(what=what, name=name, path=str(path), size_bytes=size_bytes)
         for what, name, path in found
+        if (size_bytes := _bytes(path))  # a removed environment leaves its empty lock
     ]
     return sorted(rows, key=lambda row: (-row.size_bytes, row.what, row.name))
 
@@ -106,14 +108,15 @@ def _can_be_moved(lock: Path) -> bool:
 
 
 def _removed(home: Path, row: Leftover, report: Report) -> Leftover:
+    path = Path(row.path)
     try:
         if row.what == "environment":
             specs = [peer.vendor for peer in PEERS.values() if peer.vendor.name == row.name]
             remove(specs[0], home=home, report=report)
-        elif row.path.is_dir() and not row.path.is_symlink():
-            shutil.rmtree(row.path)
+        elif path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
         else:
-            row.path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
     except VendorEnvError as error:
         return replace(row, kept=error.message)
     except OSError as error:
