@@ -221,6 +221,29 @@ def test_only_one_is_loaded_at_a_time_where_memory_is_short():
     assert [len(row.components["unet"].rounds_ms) for row in case.rows] == [9, 9]
 
 
+def test_first_runs_of_a_process_are_not_measured():
+    class Mapped(MockEntrant):
+        """A mock of an engine that reads its weights from the disk in its first two runs."""
+
+        def open(self, use):
+            super().open(use)
+            self._since_open = 0
+
+        def run(self, component, runs):
+            slow = [3.0, 1.5][self._since_open : self._since_open + runs]
+            self._since_open += runs
+            timing = super().run(component, runs)
+            return Timing(wall_s=(*slow, *timing.wall_s[len(slow) :]), cpu_s=timing.cpu_s)
+
+    one = Mapped("a", 1.0)
+    case = measured(one, is_resident=False, images=False)
+    assert set(case.rows[0].components["unet"].rounds_ms) == {1000}
+    # Of a steady one the second run tells.
+    steady = MockEntrant("b", 1.0)
+    measured(steady, is_resident=False, images=False)
+    assert steady.calls.count("run") == 9 * 3
+
+
 def test_images_that_take_too_long_are_computed_and_said_so():
     one = MockEntrant("a", 0.5)
     one.components = ("text_encoder", "unet", "vae_decoder")
