@@ -59,12 +59,27 @@ def _devices(*, as_json: bool) -> int:
 def _everything_else() -> int:
     from .cli import app
 
+    _end_as_on_ctrl_c()
     try:
         code = int(app(prog_name="sdkit-dispatch", standalone_mode=False) or 0)
     except SystemExit as end:  # typer's own answer to a broken pipe, and to nothing else
         raise BrokenPipeError from end
     # typer turns Ctrl-C into this code and says nothing.
     return _cancelled() if code == INTERRUPTED_EXIT_CODE else code
+
+
+def _end_as_on_ctrl_c() -> None:
+    """Lets who stops us otherwise have what Ctrl-C has: nothing half-built, nothing lost."""
+    import signal
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    # `kill` and `timeout`; a closed terminal, unless it is to be survived (nohup); Ctrl-Break.
+    for name in ("SIGTERM", "SIGHUP", "SIGBREAK"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, interrupt)
 
 
 def guarded(run: Callable[[], int]) -> int:

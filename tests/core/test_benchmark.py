@@ -535,7 +535,8 @@ def test_rows_of_one_vendor_have_names_of_their_own():
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Ctrl-C is a signal on POSIX")
-def test_ctrl_c_keeps_what_was_measured(folder, tmp_path):
+@pytest.mark.parametrize("stop", ["SIGINT", "SIGTERM"])
+def test_being_stopped_keeps_what_was_measured(stop, folder, tmp_path):
     file = tmp_path / "cut.json"
     command = [
         *(sys.executable, "-m", "sdkit_dispatch", "--home", str(tmp_path / "home")),
@@ -552,7 +553,7 @@ def test_ctrl_c_keeps_what_was_measured(folder, tmp_path):
     ) as run:
         for line in run.stderr:
             if "left" in line:  # a round is over
-                run.send_signal(signal.SIGINT)
+                run.send_signal(getattr(signal, stop))
                 break
         run.communicate(timeout=60)
     assert run.returncode == 130

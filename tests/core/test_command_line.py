@@ -117,7 +117,8 @@ def heed_ctrl_c() -> None:
 
 
 @POSIX
-def test_ctrl_c_says_so_and_leaves_nothing(pipeline, tmp_path):
+@pytest.mark.parametrize("stop", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_being_stopped_says_so_and_leaves_nothing(stop, pipeline, tmp_path):
     profile = tmp_path / "slow.yaml"
     profile.write_text("options: {null: {fault: wait_for_cancel}}\n")
     home = tmp_path / "home"
@@ -132,7 +133,10 @@ def test_ctrl_c_says_so_and_leaves_nothing(pipeline, tmp_path):
     for line in process.stderr:
         if "compile text_encoder" in line:
             break
-    os.killpg(process.pid, signal.SIGINT)
+    if stop == "SIGINT":  # of a terminal, to all that runs in it
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(getattr(signal, stop))
     rest = process.stderr.read()
     process.stderr.close()
     assert process.wait() == 130
