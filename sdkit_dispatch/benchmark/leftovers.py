@@ -114,7 +114,7 @@ def _removed(home: Path, row: Leftover, report: Report) -> Leftover:
             specs = [peer.vendor for peer in PEERS.values() if peer.vendor.name == row.name]
             remove(specs[0], home=home, report=report)
         elif path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+            shutil.rmtree(_set_aside(path))
         else:
             path.unlink(missing_ok=True)
     except VendorEnvError as error:
@@ -122,6 +122,16 @@ def _removed(home: Path, row: Leftover, report: Report) -> Leftover:
     except OSError as error:
         return replace(row, kept=error.strerror or str(error))
     return row
+
+
+def _set_aside(folder: Path) -> Path:
+    """Gives a folder a name under which nobody takes half of it for the whole."""
+    if folder.name.startswith("."):  # what an earlier removal, or a fill, left
+        return folder
+    aside = folder.with_name(f".{folder.name}-gone")
+    if aside.exists():
+        shutil.rmtree(aside)
+    return folder.rename(aside)
 
 
 def _inside(folder: Path) -> list[Path]:

@@ -275,7 +275,7 @@ class PeerEntrant:
         self.row = Row(name=self.peer.name, kind="peer", device="cpu")
         digest = self.want.digests["unet"]
         where = f"{digest[0][:12]}{digest[1][:12]}"
-        self._work = peer_files(self.dispatcher.home) / self.peer.name / where
+        self._work = peer_files(self.dispatcher.store.home) / self.peer.name / where
 
     def prepare(self) -> None:
         self._work.mkdir(parents=True, exist_ok=True)
@@ -424,6 +424,7 @@ class PeerProcess:
                 start_new_session=True,
             )
         except OSError as error:
+            self._log.close()
             raise WorkerError(
                 f"the peer {name} cannot be started with {python}: {error}"
             ) from error

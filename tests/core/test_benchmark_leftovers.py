@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -127,7 +128,7 @@ def test_a_home_that_cannot_be_written_is_no_error(tmp_path):
 
 
 def test_what_cannot_be_removed_says_why(full_home, monkeypatch):
-    def refuse(path: Path) -> None:
+    def refuse(path: Path, **settings) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("shutil.rmtree", refuse)
@@ -137,6 +138,26 @@ def test_what_cannot_be_removed_says_why(full_home, monkeypatch):
     # The one that is a file went.
     assert "0.0 MB  freed" in answer.stdout
     assert not (full_home / "suites" / "sd15-1.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", ["suites/sd15", "scratch/peers/openvino-genai"])
+def test_half_of_one_is_not_taken_for_it(name, full_home, monkeypatch):
+    """A mock of a kill: the second file of a folder is not reached."""
+    (full_home / name / "second").write_bytes(b"2")
+    real = shutil.rmtree
+
+    def killed(path: Path, **settings) -> None:
+        next(file for file in path.rglob("*") if file.is_file()).unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.rmtree", killed)
+    rows = [row for row in leftovers(full_home, environments=False) if row.path.endswith(name)]
+    with pytest.raises(KeyboardInterrupt):
+        remove_leftovers(full_home, rows, report=no_report)
+    assert not (full_home / name).exists()
+    monkeypatch.setattr("shutil.rmtree", real)
+    remove_leftovers(full_home, leftovers(full_home, environments=False), report=no_report)
+    assert leftovers(full_home, environments=False) == []
 
 
 def test_a_dry_run_removes_nothing(full_home):

@@ -7,16 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from sdkit_dispatch.api import Dispatcher
 from sdkit_dispatch.benchmark.entrants import Image
 from sdkit_dispatch.benchmark.machine import Watch
 from sdkit_dispatch.benchmark.measure import CaseMeasurement, Settings
 from sdkit_dispatch.benchmark.peer_checkpoint import checkpoint_for
-from sdkit_dispatch.benchmark.peers import PEERS, SCRIPTS, PeerProcess
+from sdkit_dispatch.benchmark.peers import PEERS, SCRIPTS, PeerEntrant, PeerProcess
 from sdkit_dispatch.benchmark.records import CaseSpec, Row
+from sdkit_dispatch.choice import Choice
 from sdkit_dispatch.contract import GenerateRequest, no_report
-from sdkit_dispatch.errors import PipelineError, RunError, WorkerError
+from sdkit_dispatch.errors import DispatchError, PipelineError, RunError, WorkerError
 from sdkit_dispatch.pipeline_files import read_pipeline
+from sdkit_dispatch.wanted import wanted
 from sdkit_dispatch.worker_client import Timing
+from toy_bench import REQUEST
 from toy_pipeline import make_toy_pipeline
 
 SCRIPT = """
@@ -253,6 +257,23 @@ def test_images_that_take_too_long_are_computed_and_said_so():
     # 2 prompts, 2 steps, 1 decoding of half a second
     assert row.images_per_minute == pytest.approx(60 / 2.5)
     assert "computed" in case.remarks[0]
+
+
+def test_peers_work_in_the_temporary_home_where_the_own_cannot_be_written(tmp_path):
+    pipeline = read_pipeline(make_toy_pipeline(tmp_path / "pipeline"))
+    with Dispatcher(home=tmp_path / "home") as dispatcher:
+        dispatcher.store.retreat("a test says so")
+        entrant = PeerEntrant(
+            dispatcher=dispatcher,
+            choice=Choice(),
+            peer=PEERS["jax-xla"],
+            python=tmp_path / "no-python",
+            want=wanted(pipeline, REQUEST, token_chunks=1, memo=dispatcher.store.memo),
+        )
+        with pytest.raises(DispatchError):
+            entrant.prepare()
+        assert list((dispatcher.store.home / "scratch" / "peers").iterdir())
+    assert not (tmp_path / "home" / "scratch" / "peers").exists()
 
 
 def checkpoint_of(path: Path, weights: int) -> Path:
