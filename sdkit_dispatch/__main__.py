@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -59,7 +60,7 @@ def _devices(*, as_json: bool) -> int:
 def _everything_else() -> int:
     from .cli import app
 
-    _end_as_on_ctrl_c()
+    end_as_on_ctrl_c()
     try:
         code = int(app(prog_name="sdkit-dispatch", standalone_mode=False) or 0)
     except SystemExit as end:  # typer's own answer to a broken pipe, and to nothing else
@@ -68,18 +69,22 @@ def _everything_else() -> int:
     return _cancelled() if code == INTERRUPTED_EXIT_CODE else code
 
 
-def _end_as_on_ctrl_c() -> None:
+def end_as_on_ctrl_c() -> None:
     """Lets who stops us otherwise have what Ctrl-C has: nothing half-built, nothing lost."""
     import signal
 
+    # `kill` and `timeout`; a closed terminal, unless it is to be survived (nohup); Ctrl-Break.
+    names = ("SIGTERM", "SIGHUP", "SIGBREAK")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+
     def interrupt(number: int, frame: object) -> NoReturn:
+        for one in ours:  # a terminal says it twice, in the middle of what we tidy up
+            signal.signal(one, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    # `kill` and `timeout`; a closed terminal, unless it is to be survived (nohup); Ctrl-Break.
-    for name in ("SIGTERM", "SIGHUP", "SIGBREAK"):
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, interrupt)
+    for number in ours:
+        signal.signal(number, interrupt)
 
 
 def guarded(run: Callable[[], int]) -> int:
@@ -91,7 +96,7 @@ def guarded(run: Callable[[], int]) -> int:
         sys.stdout.flush()
         return code
     except DispatchError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say(f"error: {error}")
         return _told(type(error).__name__, error.message, error.exit_code, hint=error.hint)
     except (KeyboardInterrupt, CancelledByUser):
         return _cancelled()
@@ -99,7 +104,7 @@ def guarded(run: Callable[[], int]) -> int:
         _forget_output()
         return BROKEN_PIPE_EXIT_CODE
     except OSError as error:
-        print(f"error: the operating system says: {error}", file=sys.stderr)
+        _say(f"error: the operating system says: {error}")
         code = _told("OSError", f"the operating system says: {error}", SYSTEM_EXIT_CODE)
         _forget_output()
         return code
@@ -130,9 +135,14 @@ def _forget_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _say(words: str) -> None:
+    with suppress(OSError):  # the terminal is gone
+        print(words, file=sys.stderr)
+
+
 def _cancelled() -> int:
     words = "cancelled; nothing half-built is left"
-    print(words, file=sys.stderr)
+    _say(words)
     return _told("Cancelled", words, INTERRUPTED_EXIT_CODE)
 
 
@@ -153,11 +163,10 @@ def _usage_error(error: Exception) -> int | None:
 def _bug(error: Exception) -> int:
     import traceback
 
-    traceback.print_exc()
-    print(
-        f"\nThis is a bug of sdkit-dispatch {__version__}. Please report it with the text above:\n"
-        f"  {REPORT_TO}",
-        file=sys.stderr,
+    _say(
+        f"{traceback.format_exc()}\n"
+        f"This is a bug of sdkit-dispatch {__version__}. Please report it with the text above:\n"
+        f"  {REPORT_TO}"
     )
     return _told("Bug", f"{type(error).__name__}: {error}", BUG_EXIT_CODE, hint=REPORT_TO)
 

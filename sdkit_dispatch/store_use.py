@@ -29,12 +29,12 @@ READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
 
 @dataclass(frozen=True)
 class Hold:
-    """An engine that is in use until `close`."""
+    """What is in use until `close`: an engine, or what another file stands for."""
 
     descriptor: int
 
     def close(self) -> None:
-        """Lets the engine go; call it once."""
+        """Lets it go; call it once."""
         os.close(self.descriptor)
 
 

@@ -48,12 +48,17 @@ class Leftover:
 
 @contextmanager
 def benchmark_files_in_use(home: Path) -> Iterator[None]:
-    """Keeps others from removing them. In a home that cannot be written nobody removes any."""
-    place = _lock(home)
-    with suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.touch()
+    """Keeps others from removing them; not in a home that cannot be written.
+
+    Raises:
+        ConfigError: They are being removed.
+    """
+    place = _made_lock(home)
     hold = hold_file(place)
+    if hold is None and os.access(place, os.R_OK):
+        raise ConfigError(
+            f"the files of benchmarks in '{home}' are being removed", "run this again afterwards"
+        )
     try:
         yield
     finally:
@@ -88,11 +93,17 @@ def remove_leftovers(home: Path, rows: list[Leftover], *, report: Report) -> lis
     """Removes them; what cannot be removed says why.
 
     Raises:
-        ConfigError: A benchmark runs.
+        ConfigError: A benchmark runs, or nothing tells that none does.
     """
-    with unused_file(_lock(home)) as is_unused:
-        if not is_unused or not _can_be_moved(_lock(home)):
-            raise ConfigError(f"a benchmark is running in '{home}'", "run this again afterwards")
+    if not rows:
+        return []
+    lock = _made_lock(home)
+    with unused_file(lock) as is_unused:
+        if not is_unused or not _can_be_moved(lock):
+            raise ConfigError(
+                f"a benchmark is running in '{home}', or the file system there has no locks",
+                "run this again afterwards, or remove 'suites' and 'scratch/peers' there by hand",
+            )
         return [_removed(home, row, report) for row in rows]
 
 
@@ -148,5 +159,10 @@ def _bytes(path: Path) -> int:
     return 0
 
 
-def _lock(home: Path) -> Path:
-    return home / "scratch" / "benchmark.lock"
+def _made_lock(home: Path) -> Path:
+    """Returns the file that a benchmark holds; it is there, if the home can be written."""
+    lock = home / "scratch" / "benchmark.lock"
+    with suppress(OSError):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        lock.touch()
+    return lock

@@ -449,7 +449,11 @@ def _by(what: str) -> Callable[[Row], float]:
 
 
 def _warm_up_s(entrant: Entrant, component: str) -> float:
-    """Runs a component until that gets no faster; returns the seconds of the last run."""
+    """Runs a component until that gets no faster, `WARM_UP_RUNS` times at most.
+
+    Returns:
+        The seconds of the last run.
+    """
     (last_s,) = entrant.run(component, 1).wall_s
     for _ in range(1, WARM_UP_RUNS):
         before_s = last_s

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -112,13 +114,47 @@ def test_nothing_goes_while_a_benchmark_runs(full_home):
 
 
 def test_two_benchmarks_may_run_at_once(full_home):
+    rows = leftovers(full_home, environments=True)
     with (
         benchmark_files_in_use(full_home),
         benchmark_files_in_use(full_home),
         pytest.raises(ConfigError),
     ):
-        remove_leftovers(full_home, [], report=no_report)
-    assert remove_leftovers(full_home, [], report=no_report) == []
+        remove_leftovers(full_home, rows, report=no_report)
+    assert remove_leftovers(full_home, rows, report=no_report) == rows
+
+
+@pytest.mark.skipif(os.name == "nt", reason="what is open there cannot be removed")
+def test_a_benchmark_waits_for_the_end_of_a_removal(full_home, monkeypatch):
+    rows = leftovers(full_home, environments=False)
+    refused = []
+
+    def start_one_meanwhile(path: Path, **settings) -> None:
+        with (
+            pytest.raises(ConfigError, match="are being removed"),
+            benchmark_files_in_use(full_home),
+        ):
+            pass
+        refused.append(path)
+
+    monkeypatch.setattr("shutil.rmtree", start_one_meanwhile)
+    remove_leftovers(full_home, rows, report=no_report)
+    assert refused
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such locks")
+def test_a_file_system_without_locks_is_not_a_running_benchmark(full_home, monkeypatch):
+    def refuse(descriptor: int, kind: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with benchmark_files_in_use(full_home):
+        pass
+    rows = leftovers(full_home, environments=False)
+    with pytest.raises(ConfigError, match="has no locks") as found:
+        remove_leftovers(full_home, rows, report=no_report)
+    assert "by hand" in found.value.hint
+    assert (full_home / "suites" / "sd15").is_dir()
 
 
 def test_a_home_that_cannot_be_written_is_no_error(tmp_path):

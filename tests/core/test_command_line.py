@@ -1,5 +1,7 @@
 """What the program does at its edges: closed streams, full devices, odd folders, Ctrl-C."""
 
+import errno
+import io
 import json
 import os
 import signal
@@ -9,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from sdkit_dispatch.__main__ import guarded
+from sdkit_dispatch.errors import ConfigError
 from toy_pipeline import make_toy_pipeline
 
 COMMAND = [sys.executable, "-m", "sdkit_dispatch"]
@@ -142,6 +146,55 @@ def test_being_stopped_says_so_and_leaves_nothing(stop, pipeline, tmp_path):
     assert process.wait() == 130
     assert rest.endswith("cancelled; nothing half-built is left\n")
     assert not list((home / "tmp").iterdir())
+
+
+TIDYING = """
+import os, signal, sys
+from sdkit_dispatch.__main__ import end_as_on_ctrl_c
+end_as_on_ctrl_c()
+try:
+    os.kill(os.getpid(), signal.SIGHUP)
+except KeyboardInterrupt:
+    for again in (signal.SIGHUP, signal.SIGTERM):
+        os.kill(os.getpid(), again)
+    print("tidied up")
+"""
+
+
+@POSIX
+def test_being_stopped_twice_does_not_cut_the_tidying_up():
+    done = subprocess.run(
+        [sys.executable, "-c", TIDYING], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.returncode) == ("tidied up\n", 0), done.stderr
+
+
+@POSIX
+def test_a_closed_terminal_may_be_survived():
+    code = TIDYING.replace("end_as_on_ctrl_c()\ntry", "try").replace(
+        "from sdkit", "signal.signal(signal.SIGHUP, signal.SIG_IGN)\nfrom sdkit"
+    )
+    code += "\nend_as_on_ctrl_c()\nos.kill(os.getpid(), signal.SIGHUP)\nprint('went on')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("went on\n", 0), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(KeyboardInterrupt(), 130), (ConfigError("no"), 2), (OSError(5, "no"), 4), (KeyError(), 70)],
+    ids=["stopped", "ours", "system", "bug"],
+)
+def test_a_terminal_that_is_gone_changes_no_exit_code(error, code, monkeypatch):
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+    def fail() -> int:
+        raise error
+
+    monkeypatch.setattr("sys.stderr", Gone())
+    monkeypatch.setattr("sdkit_dispatch.__main__._forget_output", lambda: None)
+    assert guarded(fail) == code
 
 
 def test_explaining_a_build_shows_what_its_vendor_says_and_a_dash_for_the_rest(pipeline, tmp_path):

@@ -14,13 +14,16 @@ import pytest
 from onnx import helper, numpy_helper
 
 from sdkit_dispatch.contract import Session
-from sdkit_dispatch.errors import ConfigError
+from sdkit_dispatch.errors import CompileError, ConfigError
 from sdkit_openvino import SPEC
 from vendor_harness import adapter_of, build, feeds_for, plan_of, with_external_weights
 
 # Not importorskip: that would import openvino before the adapter has silenced it.
 if importlib.util.find_spec("openvino") is None:
     pytest.skip("openvino is not installed", allow_module_level=True)
+
+from sdkit_openvino.runtime import ov as openvino
+from sdkit_openvino.winograd import use_winograd
 
 NEAR = 2e-5
 """How far a convolution may be off, over the largest value: three times what was seen."""
@@ -149,6 +152,55 @@ def test_a_graph_in_fp16_that_runs_in_fp32_keeps_its_digits(tmp_path: Path) -> N
     one, other = (session.run(feeds)["y"].astype(np.float32) for session in (direct, winograd))
     assert largest_error(other, one) < 1e-3
     assert np.mean(one != other) < 0.02
+
+
+@pytest.mark.parametrize("kind", ["BFLOAT16", "FLOAT8E4M3FN", "FLOAT8E5M2", "INT4"])
+def test_weights_of_other_types_are_left_alone(kind: str, tmp_path: Path) -> None:
+    case = Case()
+    path = case.write(tmp_path / "model.onnx")
+    model = onnx.load(path)
+    weights = next(one for one in model.graph.initializer if one.name == "w")
+    values = np.round(2 * numpy_helper.to_array(weights))  # all of these types hold them
+    dtype = helper.tensor_dtype_to_np_dtype(getattr(onnx.TensorProto, kind))
+    weights.CopyFrom(numpy_helper.from_array(values.astype(dtype), "small"))
+    cast = helper.make_node("Cast", ["small"], ["w"], to=onnx.TensorProto.FLOAT)
+    model.graph.node.insert(0, cast)
+    model.opset_import[0].version, model.ir_version = 21, 10
+    onnx.save(model, path)
+    try:
+        direct = session_of(path, tmp_path / "none", case, "none")
+    except CompileError as error:
+        pytest.skip(f"this OpenVINO has no such weights: {error}")
+    session = session_of(path, tmp_path / "all", case, "all")
+    assert session.facts["winograd"] == "0"
+    feeds = feeds_for(session.inputs)
+    np.testing.assert_array_equal(session.run(feeds)["y"], direct.run(feeds)["y"])
+
+
+def test_each_convolution_of_a_chain_is_rewritten(tmp_path: Path) -> None:
+    case = Case(channels_in=8, channels_out=8)
+    path = case.write(tmp_path / "model.onnx")
+    model = onnx.load(path)
+    first = next(node for node in model.graph.node if node.op_type == "Conv")
+    del first.input[2:]  # a bias would stand between the two
+    again = helper.make_node("Conv", ["conv", "w"], ["again"], pads=case.pads)
+    last = next(node for node in model.graph.node if node.op_type == "Add")
+    last.input[0] = "again"
+    model.graph.node.insert(3, again)
+    onnx.save(model, path)
+    read = openvino.Core().read_model(path)
+    read.reshape({"x": list(case.shape)})
+    assert use_winograd(read, everywhere=True) == 2
+    kernels = [
+        tuple(node.input_value(1).get_shape()[2:])
+        for node in read.get_ordered_ops()
+        if node.get_type_name() == "Convolution"
+    ]
+    assert kernels == [(1, 3)] * 12
+    session = session_of(path, tmp_path / "out", case, "all")
+    feeds = feeds_for(session.inputs)
+    expected = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, feeds)[0]
+    assert largest_error(session.run(feeds)["y"], expected) < NEAR
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ would make them 2.25 times, and slices of whole rows are cheap.
 The matrices are Toom-Cook's with the points 0, 1, -1, 2, -2 and infinity (A. Lavin, S. Gray, "Fast
 Algorithms for Convolutional Neural Networks", 2015). Sums of rows times up to 8 cost digits: a
 convolution is off by 4e-6 to 7e-6 of its largest value, a full-size UNet by 7e-6 and its VAE by
-1.4e-5, where 1e-3 is allowed.
+1.4e-5, where 1e-3 is allowed. What is infinite becomes NaN in its block of four rows.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ instead of 0.88.
 """
 _ROWS, _TAPS, _SUMS = 4, 3, 6
 _TYPES = (ov.Type.f32, ov.Type.f16)
+"""Of pictures, and of weights, behind a Convert or not. numpy has neither bf16 nor fp8: it shows
+their bits as other numbers; and four-bit weights are packed."""
 _FROM_INPUT = (
     (4, 0, -5, 0, 1, 0),
     (0, -4, -4, 1, 1, 0),
@@ -67,7 +69,6 @@ class _Convolution:
     """A convolution that can be computed this way.
 
     Attributes:
-        source: What is convolved, N x C x H x W.
         weights: A constant, K x C x 3 x 3.
         above, below: Rows of zeros that it adds.
         sides: Columns of zeros that it adds on the left and on the right.
@@ -75,7 +76,6 @@ class _Convolution:
     """
 
     node: ov.Node
-    source: ov.Output
     weights: ov.Node
     above: int
     below: int
@@ -118,21 +118,23 @@ def use_winograd(model: ov.Model, *, everywhere: bool) -> int:
 def _convolution(node: ov.Node) -> _Convolution | None:
     if node.get_type_name() != "Convolution" or node.get_output_partial_shape(0).is_dynamic:
         return None
-    source, weights = node.input_value(0), node.input_value(1).get_node()
+    weights = node.input_value(1).get_node()
     if weights.get_type_name() == "Convert":  # of a graph that keeps its weights in fp16
         weights = weights.input_value(0).get_node()
-    if weights.get_type_name() != "Constant" or len(weights.shape) != 4:
+    if weights.get_type_name() != "Constant":
+        return None
+    kinds = {node.get_input_element_type(0), weights.get_element_type()}
+    if not kinds <= set(_TYPES):
         return None
     said = node.get_attributes()
     kernel, ones = tuple(weights.shape)[2:], [1, 1]
     is_plain = list(said["strides"]) == ones and list(said["dilations"]) == ones
-    if kernel != (_TAPS, _TAPS) or not is_plain or source.get_element_type() not in _TYPES:
+    if kernel != (_TAPS, _TAPS) or not is_plain:
         return None
     (above, left), (below, right) = said["pads_begin"], said["pads_end"]
     batch, channels, height, width = node.get_output_shape(0)
     return _Convolution(
         node=node,
-        source=source,
         weights=weights,
         above=above,
         below=below,
@@ -146,9 +148,11 @@ def _rewritten(one: _Convolution) -> ov.Output:
     batch, channels, height, width = one.shape
     blocks = -(-height // _ROWS)
     added = blocks * _ROWS - height
-    kind = one.source.get_element_type()
-    # A graph of fp16 that runs in fp32: kernels rounded to fp16 would be other kernels.
-    source = one.source if kind == ov.Type.f32 else ops.convert(one.source, ov.Type.f32)
+    source = one.node.input_value(0)  # asked for now: it may have been rewritten before
+    kind = source.get_element_type()
+    if kind != ov.Type.f32:
+        # A graph of fp16 that runs in fp32: kernels rounded to fp16 would be other kernels.
+        source = ops.convert(source, ov.Type.f32).output(0)
     padded = ops.pad(
         source,
         _integers(0, 0, one.above, 0),
