@@ -549,7 +549,7 @@ def test_being_stopped_keeps_what_was_measured(stop, folder, tmp_path):
         stdout=subprocess.PIPE,
         text=True,
         # A shell's background job ignores it, and so would what is started here.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=lambda: signal.signal(getattr(signal, stop), signal.SIG_DFL),
     ) as run:
         for line in run.stderr:
             if "left" in line:  # a round is over

@@ -115,9 +115,10 @@ def test_a_vendor_that_is_misspelt_in_a_profile_is_named(pipeline, tmp_path):
     assert "openvino" in done.stderr
 
 
-def heed_ctrl_c() -> None:
-    """A shell's background job ignores it, and so would what is started here."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def heed_signals() -> None:
+    """A shell's background job ignores one, nohup another, and so would what is started here."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @POSIX
@@ -132,7 +133,7 @@ def test_being_stopped_says_so_and_leaves_nothing(stop, pipeline, tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=heed_ctrl_c,
+        preexec_fn=heed_signals,
     )
     for line in process.stderr:
         if "compile text_encoder" in line:
@@ -150,6 +151,7 @@ def test_being_stopped_says_so_and_leaves_nothing(stop, pipeline, tmp_path):
 
 TIDYING = """
 import os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from sdkit_dispatch.__main__ import end_as_on_ctrl_c
 end_as_on_ctrl_c()
 try:
@@ -171,10 +173,8 @@ def test_being_stopped_twice_does_not_cut_the_tidying_up():
 
 @POSIX
 def test_a_closed_terminal_may_be_survived():
-    code = TIDYING.replace("end_as_on_ctrl_c()\ntry", "try").replace(
-        "from sdkit", "signal.signal(signal.SIGHUP, signal.SIG_IGN)\nfrom sdkit"
-    )
-    code += "\nend_as_on_ctrl_c()\nos.kill(os.getpid(), signal.SIGHUP)\nprint('went on')"
+    code = TIDYING.partition("try:")[0].replace("SIG_DFL", "SIG_IGN")
+    code += "os.kill(os.getpid(), signal.SIGHUP)\nprint('went on')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.returncode) == ("went on\n", 0), done.stderr
 
