@@ -12,6 +12,7 @@ import typer
 import typer.core
 
 from .cli_options import (
+    DryRun,
     Gpu,
     Install,
     Json,
@@ -227,9 +228,7 @@ def bench_clean(
     environments: Annotated[
         bool, typer.Option("--environments", help="The peers' environments too.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be removed.")
-    ] = False,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Remove seeded pipelines and what peers made; engines stay, for `cache prune`."""

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .cli_cache import cache_app
-from .cli_options import Json, dispatcher_of, print_json
+from .cli_options import DryRun, Json, dispatcher_of, print_json
 
 DAY_S = 86400.0
 UNITS_S = {"h": 3600.0, "d": DAY_S, "w": 7 * DAY_S}
@@ -77,9 +77,7 @@ def cache_prune(
         bool,
         typer.Option("--superseded", help="Of an adapter or runtime that is no longer here."),
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be removed.")
-    ] = False,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Remove old, superseded or excess engines and merged LoRAs; none in use."""

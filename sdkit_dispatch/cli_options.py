@@ -63,6 +63,7 @@ Loras = Annotated[
     list[str] | None,
     typer.Option("--lora", help="FILE[:STRENGTH] to add to the weights; may be repeated."),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 

@@ -24,7 +24,8 @@ from sdkit_dispatch.errors import ConfigError, VendorEnvError
 from sdkit_dispatch.store_cleaning import folder_bytes
 from sdkit_dispatch.store_use import hold_file, unused_file
 
-LOCKS = ".lock"
+ENVIRONMENTS = {peer.vendor.name: peer.vendor for peer in PEERS.values() if not peer.absent}
+"""Of the peers; some share one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,18 +74,14 @@ def leftovers(home: Path, *, environments: bool) -> list[Leftover]:
         home: Where it lies.
         environments: Also the peers' environments.
     """
-    found = [
-        ("suite", path.name, path) for path in _inside(suites_folder(home)) if path.suffix != LOCKS
-    ]
+    found = [("suite", path.name, path) for path in _inside(suites_folder(home))]
     found += [("peer", path.name, path) for path in _inside(peer_files(home))]
     if environments:
-        names = sorted({peer.vendor.name for peer in PEERS.values()})
-        folders = [(name, vendor_folder(name, home)) for name in names]
-        found += [("environment", name, path) for name, path in folders if path.is_dir()]
+        found += [("environment", name, vendor_folder(name, home)) for name in ENVIRONMENTS]
     rows = [
         Leftover(what=what, name=name, path=str(path), size_bytes=size_bytes)
         for what, name, path in found
-        if (size_bytes := _bytes(path))  # a removed environment leaves its empty lock
+        if (size_bytes := _bytes(path))  # locks are empty, and stay
     ]
     return sorted(rows, key=lambda row: (-row.size_bytes, row.what, row.name))
 
@@ -122,8 +119,7 @@ def _removed(home: Path, row: Leftover, report: Report) -> Leftover:
     path = Path(row.path)
     try:
         if row.what == "environment":
-            specs = [peer.vendor for peer in PEERS.values() if peer.vendor.name == row.name]
-            remove(specs[0], home=home, report=report)
+            remove(ENVIRONMENTS[row.name], home=home, report=report)
         elif path.is_dir() and not path.is_symlink():
             shutil.rmtree(_set_aside(path))
         else:

@@ -125,7 +125,7 @@ def test_two_benchmarks_may_run_at_once(full_home):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="what is open there cannot be removed")
-def test_a_benchmark_waits_for_the_end_of_a_removal(full_home, monkeypatch):
+def test_no_benchmark_starts_during_a_removal(full_home, monkeypatch):
     rows = leftovers(full_home, environments=False)
     refused = []
 

@@ -171,10 +171,8 @@ class OpenVinoAdapter:
             model.reshape({key: list(shape) for key, shape in request.shapes.items()})
             inputs = specs_of([value.name for value in free_inputs(graph.graph)], model.inputs)
             outputs = specs_of([value.name for value in graph.graph.output], model.outputs)
-            # Half precision has no digits to spare for it, and GPUs have their own.
-            is_for_it = family == "CPU" and request.precision == "fp32" and has_use_for_winograd()
             rewritten = 0
-            if is_for_it and options.winograd != "none":
+            if options.winograd != "none" and has_use_for_winograd(family, request.precision):
                 rewritten = use_winograd(model, everywhere=options.winograd == "all")
         weights = mapped_location(external_locations(graph), family) if options.map_weights else ""
         note = EngineNote(

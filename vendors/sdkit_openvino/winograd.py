@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from sdkit_dispatch.contract import Precision
 from sdkit_openvino.runtime import ov
 
 CHANNELS = 256
@@ -33,8 +34,8 @@ two processors, 128 channels of 256x256 took 0.80 of the time, 256 of 128x128 0.
 COLUMNS = 256
 """The fewest columns of four rows, over the batch, for which the larger weights are worth it.
 
-They double: with 128, a UNet of 512x512 would take 2.2 GB more instead of 0.6 and 0.84 of the time
-instead of 0.88.
+They double: with 128, a UNet of 512x512 would take 2.2 GB more instead of 0.6, and 0.84 of the time
+instead of 0.96 (medians of five runs each; by the times of its operators, 0.88).
 """
 _ROWS, _TAPS, _SUMS = 4, 3, 6
 _TYPES = (ov.Type.f32, ov.Type.f16)
@@ -89,12 +90,14 @@ class _Convolution:
         return min(tuple(self.weights.shape)[:2]) >= CHANNELS and columns >= COLUMNS
 
 
-def has_use_for_winograd() -> bool:
-    """Whether OpenVINO's fp32 convolutions on this kind of processor can be made faster so.
+def has_use_for_winograd(family: str, precision: Precision) -> bool:
+    """Whether OpenVINO's convolutions on such a device can be made faster so.
 
-    On Arm its library has such convolutions of its own.
+    Half precision has no digits to spare for it. It was tried on x86 only: the library that
+    OpenVINO uses on Arm has such convolutions itself, and GPUs were not looked at.
     """
-    return platform.machine().lower() in ("x86_64", "amd64")
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return family == "CPU" and precision == "fp32" and is_x86
 
 
 def use_winograd(model: ov.Model, *, everywhere: bool) -> int:
